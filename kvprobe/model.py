@@ -1,0 +1,298 @@
+"""The frozen types that layers hand to each other. Standard library and numpy only.
+
+Times are integer nanoseconds of CLOCK_MONOTONIC, the clock of ``bpf_ktime_get_ns``; sizes are
+bytes. Unknown is ``None`` here, ``-1`` in an analysis frame and null in a capture file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+type Rows = NDArray[np.void]
+"""Rows of one table as they leave the kernel: a structured array in ``schema`` order."""
+
+type Frame = dict[str, NDArray[Any]]
+"""A table for analysis: column -> int64 (-1 is unknown), float64 (nan) or object (str, None)."""
+
+
+# ---------------------------------------------------------------- collection
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the kernel keeps; everything else is dropped before a record is reserved.
+
+    ``tgids`` includes descendants born later. ``device`` is the kernel's dev_t
+    (major << 20 | minor). ``root`` is an absolute directory. Empty means "all".
+    """
+
+    tgids: tuple[int, ...] = ()
+    device: int | None = None
+    root: str | None = None
+    min_latency_ns: int = 0
+    keep_one_in: int = 1
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How complete one table is: rows delivered, rows lost, rows thinned on purpose."""
+
+    rows: int = 0
+    lost: int = 0
+    thinned: int = 0
+
+
+@dataclass(frozen=True)
+class ProgramCost:
+    """What one BPF program cost: runs and net run time (the clock's own cost subtracted)."""
+
+    name: str
+    runs: int
+    run_ns: int
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A hook, field or counter this machine does not have, and what that hides."""
+
+    what: str
+    why: str
+    effect: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine says about itself, once. ``unit`` is its smallest file or slot."""
+
+    name: str
+    model: str | None = None
+    unit_tokens: int | None = None
+    unit_bytes: int | None = None
+    bytes_per_token: int | None = None
+    reads_in_flight: int | None = None
+    direct: bool | None = None
+    root: str | None = None
+    prefetch: bool | None = None
+    prefill: str | None = None
+    """How prefill was done: ``gpu``, ``cpu`` or ``modelled`` (a wait that follows a formula)."""
+
+
+@dataclass(frozen=True)
+class SignalBatch:
+    """New facts from an engine's request signal; rows are dicts with ``schema`` columns."""
+
+    requests: Sequence[Mapping[str, Any]] = ()
+    keys: Sequence[Mapping[str, Any]] = ()
+    engine: EngineFacts | None = None
+    understood: int = 0
+    ignored: int = 0
+
+
+class Signal(Protocol):
+    """A stream of request events: a log being followed, a receiver, a file."""
+
+    def poll(self) -> SignalBatch:
+        """Return what is new; never blocks."""
+        ...
+
+    def close(self) -> SignalBatch:
+        """Return the rest, requests that never finished included."""
+        ...
+
+
+@dataclass(frozen=True)
+class KVPath:
+    """A file name recognised as KV cache: ``key`` joins lookups, reads and engine events."""
+
+    key: str
+    temporary: bool = False
+
+
+@dataclass(frozen=True)
+class EngineSetting:
+    """An engine-neutral knob in one engine's words. ``name`` None: that engine has no such knob."""
+
+    name: str | None
+    value: str | None
+    how: str
+    live: bool = False
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine adapter, exported as ``ENGINE`` by its file.
+
+    ``recognise`` maps a path to its KV key or None. ``follow`` opens the engine's request signal
+    from a file; None where the engine has none that kvprobe reads. ``translate`` puts an
+    engine-neutral knob (``unit_bytes``, ``bytes_in_flight``, ``prefetch_horizon``) in its words.
+    """
+
+    name: str
+    summary: str
+    recognise: Callable[[str], KVPath | None]
+    translate: Callable[[str, int, EngineFacts], EngineSetting]
+    follow: Callable[[str], Signal] | None = None
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """A block device as sysfs shows it; ``device`` is the kernel's dev_t."""
+
+    device: int
+    name: str
+    transport: str
+    size_bytes: int | None = None
+    rotational: bool | None = None
+    scheduler: str | None = None
+    nr_requests: int | None = None
+    read_ahead_bytes: int | None = None
+    max_request_bytes: int | None = None
+    logical_block_bytes: int | None = None
+    mounts: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- analysis
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its ``level`` interval and the number of samples behind it."""
+
+    mid: float
+    low: float
+    high: float
+    n: int
+    level: float = 0.9
+
+
+class Verdict(StrEnum):
+    """Was the engine's choice for this request the cheaper one?"""
+
+    RESTORE_WON = "restore_won"
+    RESTORE_LOST = "restore_lost"
+    RECOMPUTE_WON = "recompute_won"
+    RECOMPUTE_LOST = "recompute_lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measured figure behind a finding; ``n`` samples stand behind it."""
+
+    metric: str
+    value: float | None
+    unit: str
+    n: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A symptom. The slug names its playbook; tuners list the slugs they answer."""
+
+    slug: str
+    severity: str
+    """``info``, ``warning`` or ``critical``."""
+    confidence: float
+    subject: str
+    evidence: tuple[Evidence, ...]
+    would_disprove: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Expected change of a named metric; negative is a reduction. Interval at 90 %."""
+
+    metric: str
+    low: float
+    mid: float
+    high: float
+    unit: str = "share"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One change to consider. ``needs`` names the measurement without which it is not proposed."""
+
+    slug: str
+    finding: str
+    knob: str
+    target: str
+    current: int | str | None
+    proposed: int | str | None
+    unit: str
+    reason: str
+    effect: Effect | None = None
+    risk: str = ""
+    live: bool = False
+    apply: str = ""
+    undo: str = ""
+    give_up: str = ""
+    needs: str | None = None
+
+
+@dataclass(frozen=True)
+class ServiceCell:
+    """One measured cell of the service surface T(size, depth).
+
+    ``bytes_per_s`` is the rate of the whole device at that request size and depth, with its 90 %
+    interval over ``n`` repeats (a sweep) or time slices (a capture).
+    """
+
+    size_bytes: int
+    depth: int
+    direct: bool
+    bytes_per_s: float
+    low_bytes_per_s: float
+    high_bytes_per_s: float
+    n: int
+    source: str
+    """``capture`` or ``sweep``."""
+
+
+@dataclass(frozen=True)
+class RestoreSample:
+    """The restores of a capture in the four figures that a tuner scales."""
+
+    n: int
+    bytes: int
+    ops: int
+    restore_ns: int
+    device_ns: int
+    block_queue_ns: int
+    software_ns: int
+    idle_ns: int
+    ttft_ns: int
+    effective_depth: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a tuner may reason from; it does no I/O of its own.
+
+    ``settings`` holds, per engine-neutral knob, how this engine says it.
+    """
+
+    engine: EngineFacts | None
+    device: DeviceFacts | None
+    restore: RestoreSample | None
+    surface: tuple[ServiceCell, ...]
+    settings: Mapping[str, Callable[[int], EngineSetting]] = field(default_factory=dict)
+    break_even_tokens: Interval | None = None
+    queue_ns_per_restore: Interval | None = None
+    """How long restoring requests waited in the engine's queue before the first read."""
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """One tuner, exported as ``TUNER`` by its file: findings and facts in, proposals out."""
+
+    name: str
+    answers: tuple[str, ...]
+    propose: Callable[[Sequence[Finding], Facts], list[Proposal]]

@@ -1,0 +1,244 @@
+"""Every column of every table, once: name, type, unit, meaning.
+
+The kernel side, the capture file and the correlator are all made from this list: ``c_struct``
+writes the C record that a probe fills, ``numpy_dtype`` decodes it, ``kvprobe.capture`` stores it.
+Tables whose rows come from the kernel have a fixed record; their unsigned columns carry the value
+``null`` where the kernel did not know. Other tables are made in Python and use ``-1`` and None.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+UNKNOWN = -1
+"""An unknown integer in an analysis frame."""
+
+U64_MAX = 2**64 - 1
+U32_MAX = 2**32 - 1
+PATH_BYTES = 400
+"""Longest path in a ``lookups`` row, terminator included; longer ones are cut and marked."""
+
+
+class OpKind(IntEnum):
+    """How an engine asked for a read or a write; writes are 64 and above."""
+
+    READ = 1
+    PREAD64 = 2
+    READV = 3
+    PREADV = 4
+    PREADV2 = 5
+    URING_READ = 16
+    LIBAIO_READ = 32
+    WRITE = 65
+    PWRITE64 = 66
+    WRITEV = 67
+    PWRITEV = 68
+    PWRITEV2 = 69
+    URING_WRITE = 80
+    LIBAIO_WRITE = 96
+
+    @property
+    def is_write(self) -> bool:
+        """Whether bytes go to storage."""
+        return self >= OpKind.WRITE
+
+
+class LookupKind(IntEnum):
+    """What a ``lookups`` row saw. A rename is two rows of one thread with equal times."""
+
+    ACCESS = 1
+    STAT = 2
+    OPEN = 3
+    RENAME_FROM = 4
+    RENAME_TO = 5
+    ALREADY_OPEN = 6
+
+
+class BlockMethod(IntEnum):
+    """How the owner of a block request was found (the ``method`` column)."""
+
+    NONE = 0
+    DIRECT = 1
+    """File of the direct I/O's kiocb; ``offset`` is where that operation starts in the file."""
+    PAGE = 2
+    """File of the first page; ``offset`` is that page's place in the file."""
+    RAW_DEVICE = 3
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``dtype`` is a numpy code; ``null`` the raw value that stands for unknown."""
+
+    name: str
+    dtype: str
+    unit: str
+    meaning: str
+    null: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. ``kernel`` tables are fixed records from a ring buffer of the same name."""
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    kernel: bool = False
+
+
+_C = Column
+
+BLOCK = Table(
+    "block",
+    "one completed block request",
+    (
+        _C("done_ns", "u8", "ns", "completion"),
+        _C("queued_ns", "u8", "ns", "request accounted by the block layer", null=0),
+        _C("issued_ns", "u8", "ns", "request handed to the driver", null=0),
+        _C("inode", "u8", "", "inode of the owning file", null=0),
+        _C("sector", "u8", "512 B", "first sector on the device"),
+        _C("offset", "u8", "B", "file offset, see BlockMethod", null=U64_MAX),
+        _C("bytes", "u4", "B", "bytes completed"),
+        _C("device", "u4", "dev_t", "whole disk, major << 20 | minor"),
+        _C("fs_device", "u4", "dev_t", "device number that stat() shows for the file", null=0),
+        _C("tgid", "u4", "", "process that submitted the request", null=0),
+        _C("tid", "u4", "", "thread that submitted the request", null=0),
+        _C("flags", "u4", "", "request flags (cmd_flags >> 8)"),
+        _C("hw_queue", "u4", "", "hardware queue number", null=U32_MAX),
+        _C("op", "u1", "", "request operation: 0 read, 1 write, 2 flush, 3 discard"),
+        _C("method", "u1", "", "how the owner was found, see BlockMethod"),
+        _C("status", "u1", "", "block status, 0 is success"),
+        _C("held", "u1", "", "1: held back by blk-throttle before it was queued"),
+    ),
+    kernel=True,
+)
+
+OPS = Table(
+    "ops",
+    "one read or write that an engine asked for",
+    (
+        _C("start_ns", "u8", "ns", "call entered or submitted"),
+        _C("end_ns", "u8", "ns", "call returned or completed"),
+        _C("inode", "u8", "", "inode of the file", null=0),
+        _C("offset", "u8", "B", "file offset of the first byte", null=U64_MAX),
+        _C("requested", "u4", "B", "bytes asked for"),
+        _C("result", "i4", "B", "bytes transferred, or a negative errno"),
+        _C("fs_device", "u4", "dev_t", "device number that stat() shows for the file", null=0),
+        _C("tgid", "u4", "", "process"),
+        _C("tid", "u4", "", "thread that asked"),
+        _C("kind", "u1", "", "see OpKind"),
+        _C("direct", "u1", "", "1: the file was open for direct I/O"),
+        _C("reserved", "u2", "", "zero"),
+    ),
+    kernel=True,
+)
+
+LOOKUPS = Table(
+    "lookups",
+    "one existence test, open or rename of a file, with its answer",
+    (
+        _C("start_ns", "u8", "ns", "call entered"),
+        _C("end_ns", "u8", "ns", "call returned"),
+        _C("inode", "u8", "", "inode, where the call opened the file", null=0),
+        _C("fs_device", "u4", "dev_t", "device number that stat() shows for it", null=0),
+        _C("tgid", "u4", "", "process"),
+        _C("tid", "u4", "", "thread"),
+        _C("result", "i4", "", "0 or a descriptor, or a negative errno"),
+        _C("open_flags", "u4", "", "flags of an open", null=U32_MAX),
+        _C("kind", "u1", "", "see LookupKind"),
+        _C("cut", "u1", "", "1: the path was longer than the column"),
+        _C("reserved", "u2", "", "zero"),
+        _C("path", f"S{PATH_BYTES}", "", "path as the caller gave it"),
+    ),
+    kernel=True,
+)
+
+DEPTH = Table(
+    "depth",
+    "time a device spent at one queue depth during one interval, from in-kernel sums",
+    (
+        _C("start_ns", "i8", "ns", "interval begins"),
+        _C("end_ns", "i8", "ns", "interval ends"),
+        _C("device", "i8", "dev_t", "whole disk"),
+        _C("direction", "i8", "", "0 read, 1 write"),
+        _C("depth", "i8", "", "requests between queued and done; the last bucket is open"),
+        _C("time_ns", "i8", "ns", "time at this depth"),
+    ),
+)
+
+HISTOGRAM = Table(
+    "histogram",
+    "requests of one interval by size and latency (queued to done), from in-kernel counters",
+    (
+        _C("start_ns", "i8", "ns", "interval begins"),
+        _C("end_ns", "i8", "ns", "interval ends"),
+        _C("device", "i8", "dev_t", "whole disk"),
+        _C("direction", "i8", "", "0 read, 1 write"),
+        _C("size_low_bytes", "i8", "B", "bucket's lower edge, inclusive"),
+        _C("latency_low_ns", "i8", "ns", "bucket's lower edge, inclusive"),
+        _C("latency_high_ns", "i8", "ns", "bucket's upper edge, exclusive"),
+        _C("requests", "i8", "", "requests in the bucket"),
+        _C("bytes", "i8", "B", "bytes of those requests"),
+    ),
+)
+
+REQUESTS = Table(
+    "requests",
+    "one inference request as its engine tells it",
+    (
+        _C("id", "O", "", "request id"),
+        _C("arrival_ns", "i8", "ns", "request reached the engine"),
+        _C("scheduled_ns", "i8", "ns", "first scheduled"),
+        _C("prefill_start_ns", "i8", "ns", "prefill of the uncached rest begins"),
+        _C("prefill_end_ns", "i8", "ns", "prefill ends"),
+        _C("first_token_ns", "i8", "ns", "first token"),
+        _C("prompt_tokens", "i8", "tokens", "prompt length"),
+        _C("device_hit_tokens", "i8", "tokens", "found in device memory"),
+        _C("storage_hit_tokens", "i8", "tokens", "restored from storage"),
+        _C("computed_tokens", "i8", "tokens", "prefilled"),
+    ),
+)
+
+KEYS = Table(
+    "keys",
+    "which KV chunk keys a request restores, where the engine tells",
+    (
+        _C("request_id", "O", "", "request id"),
+        _C("position", "i8", "", "place of the chunk in the prompt"),
+        _C("key", "O", "", "the key a recogniser finds in the path"),
+    ),
+)
+
+HOST = Table(
+    "host",
+    "one counter or gauge of the host, sampled each second",
+    (
+        _C("time_ns", "i8", "ns", "when sampled"),
+        _C("metric", "O", "", "name with its unit"),
+        _C("subject", "O", "", "device, interface or empty"),
+        _C("value", "f8", "", "value; counters are cumulative"),
+    ),
+)
+
+TABLES = {
+    table.name: table for table in (BLOCK, OPS, LOOKUPS, DEPTH, HISTOGRAM, REQUESTS, KEYS, HOST)
+}
+
+_C_TYPES = {"u8": "u64", "u4": "u32", "u2": "u16", "u1": "u8", "i4": "s32"}
+
+
+def numpy_dtype(table: Table) -> np.dtype[np.void]:
+    """The packed record of a table; kernel records are multiples of 8 bytes."""
+    return np.dtype([(c.name, c.dtype) for c in table.columns])
+
+
+def c_struct(table: Table) -> str:
+    """``struct kv_NAME`` in C for a kernel table, in the exact layout of ``numpy_dtype``."""
+    lines = []
+    for column in table.columns:
+        if column.dtype.startswith("S"):
+            lines.append(f"\tchar {column.name}[{column.dtype[1:]}];")
+        else:
+            lines.append(f"\t{_C_TYPES[column.dtype]} {column.name};")
+    return f"struct kv_{table.name} {{\n" + "\n".join(lines) + "\n};\n"
