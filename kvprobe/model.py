@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-type Rows = NDArray[np.void]
+Rows: TypeAlias = NDArray[np.void]
 """Rows of one table as they leave the kernel: a structured array in ``schema`` order."""
 
-type Frame = dict[str, NDArray[Any]]
+Frame: TypeAlias = dict[str, NDArray[Any]]
 """A table for analysis: column -> int64 (-1 is unknown), float64 (nan) or object (str, None)."""
 
 
