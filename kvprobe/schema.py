@@ -79,12 +79,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table. ``kernel`` tables are fixed records from a ring buffer of the same name."""
+    """One table. ``kernel`` tables are fixed records from a ring buffer of the same name.
+
+    ``derived`` columns are not in the record: a reader fills them, a redacted capture stores them.
+    """
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
     kernel: bool = False
+    derived: tuple[Column, ...] = ()
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns of an analysis frame."""
+        return self.columns + self.derived
 
 
 _C = Column
@@ -152,6 +161,10 @@ LOOKUPS = Table(
         _C("path", f"S{PATH_BYTES}", "", "path as the caller gave it"),
     ),
     kernel=True,
+    derived=(
+        _C("kv_key", "O", "", "KV key that the engine's recogniser finds in the path"),
+        _C("kv_temporary", "i8", "", "1: a name that is renamed when the file is whole"),
+    ),
 )
 
 DEPTH = Table(
