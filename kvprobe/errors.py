@@ -13,7 +13,11 @@ class ExitCode(IntEnum):
     INCOMPLETE = 4
     ROLLED_BACK = 5
     NOT_ROLLED_BACK = 6
+    DEFECT = 70
+    """An error nobody foresaw: a defect in kvprobe."""
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    """The reader of stdout went away, as a shell reports it."""
 
 
 class KvprobeError(Exception):
@@ -25,9 +29,7 @@ class KvprobeError(Exception):
         exit_code: what the process exits with when nobody handles the error.
     """
 
-    def __init__(
-        self, message: str, hint: str = "", exit_code: ExitCode = ExitCode.USAGE
-    ) -> None:
+    def __init__(self, message: str, hint: str = "", exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -1,0 +1,7 @@
+"""``python -m kvprobe``."""
+
+import sys
+
+from kvprobe.cli import main
+
+sys.exit(main())
