@@ -1,0 +1,95 @@
+"""Attaching a loaded program by system call, so that every loader attaches in the same way.
+
+libbpf and bcc both look tracepoints up in a mounted tracefs; these two functions need none.
+Closing the returned descriptor detaches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+
+from kvprobe.bpf import tracefs
+from kvprobe.errors import ExitCode, KvprobeError
+
+# System call numbers of bpf(2) and perf_event_open(2); arm64 and riscv64 use the generic table.
+_NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241), "riscv64": (280, 241)}
+
+_BPF_RAW_TRACEPOINT_OPEN = 17
+_PERF_TYPE_TRACEPOINT = 2
+_PERF_FLAG_FD_CLOEXEC = 8
+_PERF_EVENT_IOC_ENABLE = 0x2400
+_PERF_EVENT_IOC_SET_BPF = 0x40042408
+_PERF_ATTR = struct.Struct("=IIQQQQQIIQ")
+"""The first version of perf_event_attr, 64 bytes, which every kernel accepts."""
+
+
+def _syscall(index: int, *args: object) -> int:
+    machine = platform.machine()
+    if machine not in _NUMBERS:
+        raise KvprobeError(
+            f"cannot attach BPF programs on {machine}",
+            "kvprobe runs on x86_64 and aarch64",
+            ExitCode.UNSUPPORTED,
+        )
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    result = int(library.syscall(ctypes.c_long(_NUMBERS[machine][index]), *args))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def attach_raw_tracepoint(program: int, name: str) -> int:
+    """Attach to a raw tracepoint; ``name`` is empty for a tp_btf program, which carries its own.
+
+    Raises:
+        KvprobeError: the tracepoint does not exist or the kernel refused.
+    """
+    text = ctypes.create_string_buffer(name.encode())
+    address = ctypes.addressof(text) if name else 0
+    attribute = ctypes.create_string_buffer(struct.pack("=QII", address, program, 0))
+    try:
+        return _syscall(0, _BPF_RAW_TRACEPOINT_OPEN, attribute, 16)
+    except OSError as error:
+        raise _refused(f"raw tracepoint {name}", error) from error
+
+
+def attach_tracepoint(program: int, category: str, name: str) -> int:
+    """Attach to an event of tracefs.
+
+    Raises:
+        KvprobeError: the event does not exist, tracefs cannot be read, or the kernel refused.
+    """
+    number = tracefs.tracepoint_id(category, name)
+    if number is None:
+        raise _refused(f"tracepoint {category}:{name}", OSError(errno.ENOENT, "no such event"))
+    # type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, two unused
+    attribute = ctypes.create_string_buffer(
+        _PERF_ATTR.pack(_PERF_TYPE_TRACEPOINT, _PERF_ATTR.size, number, 1, 0, 0, 0, 1, 0, 0)
+    )
+    try:
+        # The program sees every task on every CPU, whichever CPU the event is opened on.
+        event = _syscall(1, attribute, -1, 0, -1, _PERF_FLAG_FD_CLOEXEC)
+        try:
+            fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program)
+            fcntl.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
+        except OSError:
+            os.close(event)
+            raise
+        return event
+    except OSError as error:
+        raise _refused(f"tracepoint {category}:{name}", error) from error
+
+
+def _refused(where: str, error: OSError) -> KvprobeError:
+    return KvprobeError(
+        f"cannot attach to {where}: {error.strerror}",
+        "see what this machine offers with: kvprobe doctor",
+        ExitCode.UNSUPPORTED,
+    )
