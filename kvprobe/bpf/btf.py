@@ -192,9 +192,8 @@ class Btf:
         return self._words[self._at]
 
     @cached_property
-    def _kinds(self) -> NDArray[np.uint32]:
-        kinds: NDArray[np.uint32] = (self._words[self._at + 1] >> 24) & 0x1F
-        return kinds
+    def _kinds(self) -> NDArray[np.int64]:
+        return (self._words[self._at + 1].astype(np.int64) >> 24) & 0x1F
 
     @property
     def _string_end(self) -> int:
