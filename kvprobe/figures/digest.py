@@ -1,0 +1,195 @@
+"""What reports and screens read from the report document: safe access and plain totals.
+
+A document is plain JSON (see ``kvprobe.document``); any leaf may be null. Nothing here estimates:
+totals, counts, medians and percentiles of figures that the document states, each with the number
+of requests that stand behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvprobe.model import Verdict
+from kvprobe.figures.units import known
+
+Document = Mapping[str, Any]
+
+SPANS = (
+    ("engine_queue_ns", "engine queue", "waiting for the engine's scheduler"),
+    ("lookup_ns", "lookup", "asking storage which chunks exist"),
+    ("lookup_to_read_ns", "lookup to read", "chunks known, first read not yet issued"),
+    ("restore_ns", "restore", "first read issued to last read done"),
+    ("read_to_prefill_ns", "read to prefill", "data in memory, prefill not yet started"),
+    ("prefill_ns", "prefill", "computing the tokens that were not restored"),
+    ("other_ns", "other", "explained by nothing that was traced"),
+)
+"""Spans of the time to first token in order of time: key, name, meaning."""
+
+RESTORE_PARTS = (
+    ("device_ns", "device", "the device or fabric was working on it"),
+    ("block_queue_ns", "block queue", "queued in the block layer, not yet at the device"),
+    ("software_ns", "software", "read call open, nothing outstanding below it"),
+    ("idle_ns", "idle", "between two read calls: nobody had asked for anything"),
+)
+"""Parts of a restore: key, name, meaning."""
+
+ATTRIBUTION = (
+    ("exact", "the engine named the chunk keys"),
+    ("thread", "one thread's run of reads after its lookups"),
+    ("window", "only one request was waiting on storage"),
+    ("shared", "several were waiting: split by bytes expected"),
+    ("none", "could not be tied to a request"),
+)
+"""How bytes were tied to requests, best first."""
+
+SEVERITIES = ("info", "warning", "critical")
+
+
+def pick(node: Any, *path: str) -> Any:
+    """The value at ``path`` in nested mappings, or None where any step is missing or null."""
+    for name in path:
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(name)
+    return node
+
+
+def number(node: Any, *path: str) -> float | int | None:
+    """Like ``pick``, for a finite number; anything else is None."""
+    value = pick(node, *path)
+    return value if known(value) else None
+
+
+def label(node: Any, *path: str) -> str | None:
+    """Like ``pick``, as one line of printable text; None where unknown or not a plain value.
+
+    A capture may come from a stranger: control characters (terminal escapes, line breaks, text
+    direction marks) never reach a terminal.
+    """
+    value = pick(node, *path)
+    if value is None or isinstance(value, Mapping | list):
+        return None
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
+def rows(node: Any, *path: str) -> list[Mapping[str, Any]]:
+    """The mappings in the list at ``path``; empty where there is none."""
+    value = pick(node, *path)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return []
+    return [row for row in value if isinstance(row, Mapping)]
+
+
+def numbers(items: Iterable[Any], *path: str) -> list[float | int]:
+    """The known figures at ``path`` of each item."""
+    found = (number(item, *path) for item in items)
+    return [value for value in found if value is not None]
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least ``share`` of all values do not exceed; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a total over requests. ``n`` requests had a known figure."""
+
+    key: str
+    name: str
+    meaning: str
+    total: float
+    share: float | None
+    median: float | None
+    p90: float | None
+    n: int
+
+
+def parts(
+    items: Sequence[Any], group: str, names: Sequence[tuple[str, str, str]]
+) -> list[Part]:
+    """Totals, shares, medians and p90 of the figures of one group (``spans``, ``restore``)."""
+    columns = [(name, numbers(items, group, name[0])) for name in names]
+    whole = sum(sum(values) for _, values in columns)
+    return [
+        Part(
+            *name,
+            total=sum(values),
+            share=sum(values) / whole if whole else None,
+            median=quantile(values, 0.5),
+            p90=quantile(values, 0.9),
+            n=len(values),
+        )
+        for name, values in columns
+    ]
+
+
+def restored(document: Document) -> list[Mapping[str, Any]]:
+    """The requests that read KV cache back from storage."""
+    return [row for row in rows(document, "requests") if (number(row, "restore", "bytes") or 0) > 0]
+
+
+def verdicts(document: Document) -> Counter[str]:
+    """How many requests got which verdict; a null verdict counts as unknown."""
+    return Counter(
+        label(row, "verdict") or Verdict.UNKNOWN.value for row in rows(document, "requests")
+    )
+
+
+def regret_ns(row: Any) -> float | None:
+    """What the engine's choice cost this request beyond the other one; None unless it lost."""
+    if label(row, "verdict") not in (Verdict.RESTORE_LOST, Verdict.RECOMPUTE_LOST):
+        return None
+    gain = number(row, "gain_ns")
+    return None if gain is None else max(0.0, -gain)
+
+
+def attribution_bytes(items: Sequence[Any]) -> dict[str, tuple[float, int]]:
+    """Restored bytes and requests by attribution class, as ``{class: (bytes, requests)}``."""
+    found = {name: (0.0, 0) for name, _ in ATTRIBUTION}
+    for row in items:
+        count = number(row, "restore", "bytes") or 0
+        for name in found:
+            part = number(row, "attribution", name) or 0
+            if part > 0:
+                total, requests = found[name]
+                found[name] = (total + part * count, requests + 1)
+    return found
+
+
+def attribution_class(row: Any) -> str | None:
+    """The class that most of this request's bytes belong to; None where nothing is known."""
+    shares = {name: number(row, "attribution", name) or 0 for name, _ in ATTRIBUTION}
+    best = max(shares, key=lambda name: shares[name])
+    return best if shares[best] > 0 else None
+
+
+def losses(document: Document) -> list[tuple[str, int, int, int]]:
+    """Tables that are not whole, as ``(table, rows, lost, thinned)``."""
+    tables = pick(document, "losses")
+    found = []
+    for name in tables if isinstance(tables, Mapping) else ():
+        got, lost, thinned = (
+            int(number(tables, name, key) or 0) for key in ("rows", "lost", "thinned")
+        )
+        if lost or thinned:
+            found.append((name, got, lost, thinned))
+    return found
+
+
+def worst_severity(document: Document) -> int:
+    """Index in ``SEVERITIES`` of the gravest finding, -1 where there is none."""
+    return max((severity_rank(row) for row in rows(document, "findings")), default=-1)
+
+
+def severity_rank(finding: Any) -> int:
+    """Index of a finding's severity in ``SEVERITIES``; an unknown one ranks as ``info``."""
+    name = label(finding, "severity")
+    return SEVERITIES.index(name) if name in SEVERITIES else 0

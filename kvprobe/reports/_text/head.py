@@ -1,0 +1,185 @@
+"""First screen: what was recorded, how whole it is, what it cost, and the answer in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from kvprobe.figures import digest, units
+from kvprobe.figures.digest import Document, label, number, pick, rows
+from kvprobe.model import Verdict
+from kvprobe.reports._text.page import SEVERITY_STYLES, Page, labelled, paragraph
+
+
+def head(document: Document, page: Page) -> Iterator[RenderableType]:
+    """What is missing first, then where the figures come from."""
+    pairs: list[tuple[str, str | Text]] = []
+    if pick(document, "capture", "complete") is not True:
+        pairs.append(("INCOMPLETE", Text(_incomplete(document), "bold red")))
+    if lossy := _losses(document):
+        pairs.append(("LOSSES", Text(lossy, "bold yellow")))
+    pairs += [
+        ("capture", page.source or label(document, "capture", "id") or units.UNKNOWN),
+        ("engine", _engine(document)),
+        ("window", _window(document)),
+    ]
+    if not lossy:
+        pairs.append(("losses", "none lost, none thinned" if pick(document, "losses") else
+                      "unknown"))  # fmt: skip
+    pairs.append(("own cost", _cost(document)))
+    notes = pick(document, "capture", "notes")
+    for note in notes if isinstance(notes, list) else ():
+        pairs.append(("note", label({"note": note}, "note") or units.UNKNOWN))
+    yield labelled(pairs, indent=0)
+
+
+def headline(document: Document) -> str:
+    """The answer in one sentence."""
+    counts = digest.verdicts(document)
+    restored = digest.restored(document)
+    if not rows(document, "requests"):
+        return "No request was seen in this window."
+    won, lost = counts[Verdict.RESTORE_WON], counts[Verdict.RESTORE_LOST]
+    said = [f"Restoring paid off for {won:,} of {len(restored):,} requests that restored"]
+    if not restored:
+        said = ["No request restored KV cache from storage"]
+    for verdict, what in (
+        (Verdict.RESTORE_LOST, "restores lost"),
+        (Verdict.RECOMPUTE_LOST, "recomputed prefixes lost"),
+    ):
+        regrets = [
+            value
+            for row in rows(document, "requests")
+            if label(row, "verdict") == verdict
+            and (value := digest.regret_ns(row)) is not None
+        ]
+        if counts[verdict]:
+            total = units.duration(sum(regrets)) if regrets else "an unknown time"
+            said.append(f"{counts[verdict]:,} {what} {total} in total")
+    undecided = len(restored) - won - lost
+    if restored and undecided > 0:
+        said.append(f"{undecided:,} are too close to call")
+    said.append(_break_even(document))
+    return "; ".join(said) + "."
+
+
+def _break_even(document: Document) -> str:
+    tokens = number(document, "break_even", "tokens")
+    if tokens is None:
+        return "break-even unknown"
+    low = number(document, "break_even", "tokens_low")
+    high = number(document, "break_even", "tokens_high")
+    if low is None or high is None:
+        return f"break-even at {units.count(tokens)} tokens (interval unknown)"
+    return (
+        f"break-even at {units.count(tokens)} tokens "
+        f"(90 % {units.count(low)}–{units.count(high)})"
+    )
+
+
+def answer(document: Document, page: Page) -> Iterator[RenderableType]:
+    """The headline, set apart."""
+    yield Text("")
+    yield paragraph(Text(headline(document), "bold"), indent=0)
+
+
+def next_steps(document: Document, page: Page) -> Iterator[RenderableType]:
+    """The end of the summary: one line a finding and a proposal, and how to see the rest."""
+    lines: list[tuple[str, str | Text]] = []
+    for finding in rows(document, "findings"):
+        name = label(finding, "severity") or "info"
+        slug = label(finding, "slug") or units.UNKNOWN
+        subject = label(finding, "subject")
+        lines.append((name, Text.assemble(
+            (slug, SEVERITY_STYLES.get(name, "")), f" on {subject}" if subject else "",
+            f"   kvprobe playbook {slug}")))  # fmt: skip
+    for proposal in rows(document, "proposals"):
+        knob = label(proposal, "knob") or units.UNKNOWN
+        needs = label(proposal, "needs")
+        lines.append(("propose", f"{knob}: measure first: {needs}" if needs else
+                      f"{knob}: {change(proposal)}"))  # fmt: skip
+    if not lines:
+        lines = [("findings", "none")]
+    yield Text("")
+    yield labelled(lines, indent=0)
+    if page.source:
+        yield Text(f"\nThe whole report: kvprobe report {page.source}")
+
+
+def change(proposal: Any) -> str:
+    """``current -> proposed`` of a proposal, in its unit."""
+    unit = label(proposal, "unit")
+    sides = []
+    for key in ("current", "proposed"):
+        value = number(proposal, key)
+        text = label(proposal, key)
+        sides.append(units.quantity(value, unit) if value is not None else text or units.UNKNOWN)
+    return " → ".join(sides)
+
+
+def _incomplete(document: Document) -> str:
+    if pick(document, "capture", "complete") is None:
+        return "unknown whether the recording ended in order"
+    return "the recording was cut short: its last second may be missing"
+
+
+def _losses(document: Document) -> str:
+    said = []
+    for table, got, lost, thinned in digest.losses(document):
+        whole = got + lost + thinned
+        parts = []
+        if lost:
+            parts.append(f"{lost:,} lost ({units.share(lost / whole)})")
+        if thinned:
+            parts.append(f"{thinned:,} thinned on purpose ({units.share(thinned / whole)})")
+        said.append(f"{table}: {', '.join(parts)} of {whole:,} rows")
+    return "; ".join(said)
+
+
+def _engine(document: Document) -> str:
+    engine = pick(document, "capture", "engine")
+    name = label(engine, "name") or label(document, "capture", "engine")
+    if name is None:
+        return "unknown: no engine signal"
+    said = [name]
+    if model := label(engine, "model"):
+        said.append(model)
+    tokens, size = number(engine, "unit_tokens"), number(engine, "unit_bytes")
+    if tokens is not None or size is not None:
+        said.append(f"units of {units.count(tokens)} tokens, {units.size(size)}")
+    direct = pick(engine, "direct")
+    if isinstance(direct, bool):
+        said.append("direct reads" if direct else "buffered reads")
+    if (reads := number(engine, "reads_in_flight")) is not None:
+        said.append(f"{units.count(reads)} in flight")
+    if prefill := label(engine, "prefill"):
+        said.append(f"prefill {prefill}")
+    return "; ".join(said)
+
+
+def _window(document: Document) -> str:
+    capture = pick(document, "capture")
+    said = [units.duration(number(capture, "duration_ns"))]
+    if start := label(capture, "start_wall"):
+        said.append(f"from {start[:19].replace('T', ' ')}{' UTC' if start.endswith('Z') else ''}")
+    if host := label(capture, "host") or label(capture, "host", "hostname"):
+        said.append(f"on {host}")
+    kernel = label(capture, "kernel") or label(capture, "host", "kernel")
+    if kernel:
+        said.append(f"Linux {kernel}")
+    return ", ".join(said)
+
+
+def _cost(document: Document) -> str:
+    cost = pick(document, "cost")
+    per_event = units.duration(number(cost, "probe_ns_per_event"))
+    probes = units.share(number(cost, "probe_cpu_share"))
+    agent = units.share(number(cost, "agent_cpu_share"))
+    budget = units.share(number(cost, "budget_share"))
+    return (
+        f"{per_event} an event in the kernel; {probes} of one core for the probes and "
+        f"{agent} for kvprobe; budget {budget}"
+    )
