@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvprobe.figures import digest, units
-from kvprobe.figures.digest import Document, label, number, pick, rows
+from kvprobe import digest, units
+from kvprobe.digest import Document, label, number, pick, rows
 from kvprobe.model import Verdict
 from kvprobe.reports._text.page import SEVERITY_STYLES, Page, labelled, paragraph
 

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvprobe.figures import bars
+from kvprobe import bars
 
 NARROWEST, WIDEST = 60, 200
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.model import Verdict
-from kvprobe.figures.units import known
+from kvprobe.units import known
 
 Document = Mapping[str, Any]
 
