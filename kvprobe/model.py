@@ -139,6 +139,10 @@ class Engine:
     recognise: Callable[[str], KVPath | None]
     translate: Callable[[str, int, EngineFacts], EngineSetting]
     follow: Callable[[str], Signal] | None = None
+    facts: Callable[[str], EngineFacts | None] | None = None
+    """What the engine's own files below a root directory tell; None where they tell nothing."""
+    describes_files: bool = True
+    """False: a signal format whose files follow some other engine's path scheme."""
 
 
 @dataclass(frozen=True)
