@@ -1,0 +1,101 @@
+#!/bin/sh
+# Set-up of a checkout, called by every `make` target that needs it: Debian packages (as root),
+# .venv with the locked Python dependencies, the CO-RE object. Silent and quick when nothing is
+# missing; what cannot be had is said in one line and left out. `./setup.sh bench` adds the rivals
+# that the benchmarks compare with.
+set -eu
+cd "$(dirname "$0")"
+
+say() { echo "set-up: $*" >&2; }
+
+# One set-up at a time in one checkout; the lock ends with this process.
+if command -v flock >/dev/null; then
+    exec 9<setup.sh
+    flock 9
+fi
+
+# ---- Debian packages -----------------------------------------------------------------------
+
+# The interpreter: $PYTHON, or the first that is new enough and can make a virtual environment.
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 \
+        /usr/bin/python3 /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11}; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+            2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+}
+
+is_set_up() { # the stamp says which lock, for which folder, with which Python
+    [ -x .venv/bin/python ] && [ "$(cat .venv/.locked 2>/dev/null)" = "$(stamp)" ]
+}
+
+stamp() { echo "$(cat requirements.lock pyproject.toml | sha256sum | cut -c1-64) $PWD"; }
+
+missing_packages() {
+    ls -d /usr/lib/python3*/*-packages/bcc >/dev/null 2>&1 || echo python3-bpfcc
+    command -v fio >/dev/null || echo fio
+    is_set_up || [ -n "$(find_python)" ] || echo "$(debian_python)"
+    [ -n "$(built_object)" ] || command -v clang >/dev/null || echo clang
+    if [ "${1:-}" = bench ]; then
+        command -v bpftrace >/dev/null || echo bpftrace
+        command -v biosnoop-bpfcc >/dev/null || echo bpfcc-tools
+    fi
+}
+
+debian_python() { # Ubuntu 22.04 has 3.11 beside an older python3
+    if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        ! command -v python3 >/dev/null; then
+        echo python3-venv
+    else
+        echo python3.11-venv
+    fi
+}
+
+install_packages() {
+    missing=$(missing_packages "$@" | tr '\n' ' ')
+    [ -n "$missing" ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        say "not Debian or Ubuntu, going on without: $missing"
+    elif [ "$(id -u)" != 0 ]; then
+        say "not root, going on without: $missing(sudo apt-get install $missing)"
+    else
+        say "installing $missing"
+        log=$(mktemp)
+        # shellcheck disable=SC2086 # a list of words
+        if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+            --no-install-recommends -o DPkg::Lock::Timeout=120 $missing; } >"$log" 2>&1 </dev/null
+        then
+            say "going on without: $missing(apt-get: $(grep '^E:' "$log" | tail -1))"
+        fi
+        rm -f "$log"
+    fi
+}
+
+# ---- Python --------------------------------------------------------------------------------
+
+install_python() {
+    is_set_up && return 0
+    if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        python=$(find_python)
+        if [ -z "$python" ]; then
+            say "needs Python 3.11 or newer with its venv module"
+            exit 3
+        fi
+        "$python" -m venv --clear .venv
+    fi
+    say "installing the locked Python dependencies into .venv"
+    pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip -qq"
+    $pip install --require-hashes -r requirements.lock
+    $pip install --no-deps --no-build-isolation --editable .
+    stamp >.venv/.locked
+}
+
+# ---- the CO-RE object ----------------------------------------------------------------------
+
+built_object() { find probes -name '*.bpf.o' -newer probes 2>/dev/null | head -1; }
+
+install_packages "$@"
+install_python
