@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.typed_json import printable
 from kvprobe.model import Frame, Rows
 from kvprobe.schema import UNKNOWN, Column, Table
 
@@ -63,13 +64,13 @@ def frame_column(column: Column, raw: NDArray[Any]) -> NDArray[Any]:
 
 
 def text_column(raw: Iterable[bytes | None]) -> NDArray[Any]:
-    """C strings as str, cut at the first NUL; bytes that are not UTF-8 are escaped."""
+    """C strings as str, cut at the first NUL; what is not UTF-8 or not printable is escaped."""
     cache: dict[bytes | None, str | None] = {None: None}
     out = []
     for value in raw.tolist() if isinstance(raw, np.ndarray) else raw:
         text = cache.get(value)
         if text is None and value is not None:
-            text = value.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+            text = printable(value.split(b"\0", 1)[0].decode("utf-8", "backslashreplace"))
             cache[value] = text
         out.append(text)
     return object_array(out)

@@ -1,0 +1,56 @@
+"""The derived columns of ``lookups``: which paths are KV cache, by the engine's own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvprobe.capture.frames import object_array
+from kvprobe.errors import KvprobeError
+from kvprobe.model import Frame, KVPath
+from kvprobe.schema import UNKNOWN
+
+Recogniser = Callable[[str], KVPath | None]
+
+
+def recogniser(engine_name: str | None) -> Recogniser:
+    """The path rule of one engine; of all engines where none is named or it is not known here."""
+    from kvprobe import engines
+
+    known = engines.engines().get(engine_name) if engine_name else None
+    return known.recognise if known else engines.recognise
+
+
+def fill_keys(frame: Frame, engine_name: str | None) -> None:
+    """Set ``kv_key`` and ``kv_temporary`` of a ``lookups`` frame from its paths.
+
+    A redacted capture brings both columns with it, and keeps them.
+    """
+    if "kv_key" in frame and frame["kv_key"].any():
+        return
+    recognise = recogniser(engine_name)
+    known: dict[str | None, KVPath | None] = {None: None}
+    found = []
+    for path in frame["path"]:
+        if path not in known:
+            known[path] = recognise(path)
+        found.append(known[path])
+    frame["kv_key"] = object_array([None if kv is None else kv.key for kv in found])
+    frame["kv_temporary"] = np.array(
+        [UNKNOWN if kv is None else int(kv.temporary) for kv in found], dtype=np.int64
+    )
+
+
+def check_engine(name: str) -> None:
+    """Refuse an engine that has no adapter.
+
+    Raises:
+        KvprobeError: with the names that have one.
+    """
+    from kvprobe import engines
+
+    if name not in engines.engines():
+        raise KvprobeError(
+            f"no engine named {name}", "known engines: " + ", ".join(sorted(engines.engines()))
+        )
