@@ -1,0 +1,275 @@
+"""From the tables of a window to its ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvprobe.capture.tables import Tables
+from kvprobe.correlator import intervals, routes, service, spans
+from kvprobe.correlator.attribute import Attribution, attribute
+from kvprobe.correlator.identify import KVFiles, identify
+from kvprobe.correlator.ledger import CLASSES, Account, DeviceAccount, Ledger, Restore
+from kvprobe.correlator.read_ahead import read_ahead
+from kvprobe.correlator.tie import tie
+from kvprobe.model import EngineFacts, Frame, Loss, RestoreSample, Verdict
+from kvprobe.schema import OpKind
+
+Ints = NDArray[np.int64]
+
+
+def correlate(tables: Tables) -> Ledger:
+    """Join requests, operations and block rows of one window.
+
+    Raises:
+        KvprobeError: a table is damaged.
+    """
+    manifest = tables.manifest
+    requests, ops, block = tables.frame("requests"), tables.frame("ops"), tables.frame("block")
+    lookups = tables.frame("lookups")
+    engine = manifest.engine
+    unit_tokens = engine.unit_tokens if engine else None
+    files = identify(lookups, ops)
+    who = attribute(requests, tables.frame("keys"), lookups, ops, files, unit_tokens)
+    owner = tie(block, ops)
+    join = _Join(requests, lookups, ops, block, who, owner)
+    accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
+    rate = _bytes_per_token(engine, accounts)
+    fitted = routes.Routes.fit(accounts)
+    accounts = [routes.judge(account, fitted, rate) for account in accounts]
+    kv = np.flatnonzero(files.op_key >= 0)
+    kv_ops = _kv_ops(ops, kv, files, who)
+    kv_owner = np.full(len(ops["start_ns"]) + 1, -1, np.int64)
+    kv_owner[kv] = np.arange(len(kv))
+    kv_block = {**block, "owner": kv_owner[owner]}
+    devices = service.account_devices(
+        manifest.devices,
+        block,
+        tables.frame("depth"),
+        manifest.window_ns,
+        service.surface(kv_ops),
+        _kv_device(kv_block),
+    )
+    return Ledger(
+        window_ns=manifest.window_ns,
+        engine=engine,
+        accounts=tuple(accounts),
+        break_even=routes.break_even(fitted, accounts, rate),
+        devices=_only_complete(devices, manifest.losses.get("block")),
+        restore=_restore_sample(accounts),
+        read_ahead=read_ahead(kv_ops, kv_block),
+        losses=dict(manifest.losses),
+        attributed_bytes=_bytes_by_class(kv_ops),
+        ops=kv_ops,
+        block=kv_block,
+    )
+
+
+class _Groups:
+    """Rows by an integer label, as slices of one sorted index."""
+
+    def __init__(self, label: Ints) -> None:
+        self._order = np.argsort(label, kind="stable")
+        self._label = label[self._order]
+
+    def __getitem__(self, label: int) -> Ints:
+        first, last = np.searchsorted(self._label, [label, label + 1])
+        return self._order[first:last]
+
+    def of(self, labels: Ints) -> Ints:
+        """Rows of several labels, one label after another."""
+        parts = [self[label] for label in labels.tolist()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+class _Join:
+    """The tables of a window and who belongs to whom, indexed for one request at a time."""
+
+    def __init__(
+        self,
+        requests: Frame,
+        lookups: Frame,
+        ops: Frame,
+        block: Frame,
+        who: Attribution,
+        owner: Ints,
+    ) -> None:
+        self.requests, self.lookups, self.ops, self.block = requests, lookups, ops, block
+        self.who, self.owner = who, owner
+        op, request, share = who.pairs
+        is_read = ops["kind"][op] < OpKind.WRITE
+        self.op, self.share = op[is_read], share[is_read]
+        self.pairs_of = _Groups(request[is_read])
+        self.rows_of = _Groups(owner)
+        self.lookups_of = _Groups(who.lookup_request)
+        reading = (block["op"] == 0) & (block["queued_ns"] >= 0)
+        self.busy = intervals.union(block["queued_ns"][reading], block["done_ns"][reading])
+
+    def activity(self, request: int) -> spans.Activity:
+        """What request number ``request`` did on storage."""
+        pairs = self.pairs_of[request]
+        reads = self.op[pairs]
+        rows = self.rows_of.of(reads)
+        looked = self.lookups_of[request]
+        ops, block = self.ops, self.block
+        # blk-throttle holds a bio before its request exists: that wait is queueing, not software.
+        queued = np.where(
+            (block["held"][rows] == 1) & (block["queued_ns"][rows] >= 0),
+            ops["start_ns"][self.owner[rows]],
+            block["queued_ns"][rows],
+        )
+        return spans.Activity(
+            lookup_start_ns=self.lookups["start_ns"][looked],
+            lookup_end_ns=self.lookups["end_ns"][looked],
+            read_start_ns=ops["start_ns"][reads],
+            read_end_ns=ops["end_ns"][reads],
+            read_bytes=ops["result"][reads],
+            read_share=self.share[pairs],
+            queued_ns=queued,
+            issued_ns=block["issued_ns"][rows],
+            done_ns=block["done_ns"][rows],
+        )
+
+    def known(self, column: str, request: int) -> int | None:
+        """A requests column, None where it is unknown."""
+        value = int(self.requests[column][request])
+        return value if value >= 0 else None
+
+
+def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None) -> Account:
+    """One request's account, before the routes are compared."""
+    activity = join.activity(request)
+    arrival = join.known("arrival_ns", request)
+    first_token = join.known("first_token_ns", request)
+    prefill_start = join.known("prefill_start_ns", request)
+    cut = None
+    if arrival is not None and first_token is not None and first_token >= arrival:
+        cut = spans.cut_ttft(
+            arrival,
+            -1 if prefill_start is None else prefill_start,
+            int(join.requests["prefill_end_ns"][request]),
+            first_token,
+            activity,
+        )
+    limit = prefill_start if prefill_start is not None else first_token
+    reads = len(activity.read_start_ns) > 0
+    first_read = int(activity.read_start_ns.min()) if reads else None
+    looked = join.lookups_of[request]
+    hits = looked[join.lookups["result"][looked] >= 0]
+    found = len(np.unique(files.lookup_key[hits]))
+    return Account(
+        id=str(join.requests["id"][request]),
+        arrival_ns=int(join.requests["arrival_ns"][request]),
+        ttft_ns=first_token - arrival if cut and first_token and arrival is not None else None,
+        prompt_tokens=join.known("prompt_tokens", request),
+        device_hit_tokens=join.known("device_hit_tokens", request),
+        storage_hit_tokens=join.known("storage_hit_tokens", request),
+        computed_tokens=join.known("computed_tokens", request),
+        stored_tokens=found * unit_tokens if unit_tokens and len(looked) else None,
+        spans=cut,
+        restore=spans.cut_restore(activity, arrival or 0, -1 if limit is None else limit),
+        recompute_ns=None,
+        restore_estimate_ns=None,
+        verdict=Verdict.UNKNOWN,
+        gain_ns=None,
+        attribution=_attribution(join, request),
+        first_read_ns=first_read,
+        scheduled_ns=join.known("scheduled_ns", request),
+        prefill_start_ns=prefill_start,
+        device_before_read_ns=_idle_before(join, arrival, first_read),
+    )
+
+
+def _attribution(join: _Join, request: int) -> dict[str, float]:
+    pairs = join.pairs_of[request]
+    ops = join.op[pairs]
+    amount = np.bincount(
+        join.who.op_class[ops], join.ops["result"][ops] * join.share[pairs], len(CLASSES)
+    )
+    total = amount.sum()
+    return dict(zip(CLASSES, (amount / total if total else amount).tolist(), strict=True))
+
+
+def _idle_before(join: _Join, arrival: int | None, first_read: int | None) -> int | None:
+    """Time between arrival and first read in which the storage had no read outstanding."""
+    if arrival is None or first_read is None or not len(join.block["done_ns"]):
+        return None
+    if first_read <= arrival:
+        return 0
+    starts, ends = join.busy
+    near = slice(int(np.searchsorted(ends, arrival)), int(np.searchsorted(starts, first_read)))
+    return first_read - arrival - intervals.covered(starts[near], ends[near], arrival, first_read)
+
+
+def _kv_ops(ops: Frame, kv: Ints, files: KVFiles, who: Attribution) -> Frame:
+    frame = {name: column[kv] for name, column in ops.items()}
+    keys = np.array([*files.keys, None], object)
+    return {
+        **frame,
+        "key": keys[files.op_key[kv]],
+        "request": who.op_request[kv],
+        "class": who.op_class[kv],
+    }
+
+
+def _bytes_by_class(kv_ops: Frame) -> dict[str, int]:
+    read = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0)
+    return {
+        name: int(kv_ops["result"][read & (kv_ops["class"] == i)].sum())
+        for i, name in enumerate(CLASSES)
+    }
+
+
+def _kv_device(kv_block: Frame) -> int | None:
+    """The device that served most bytes of KV operations."""
+    served = kv_block["owner"] >= 0
+    if not served.any():
+        return None
+    device, place = np.unique(kv_block["device"][served], return_inverse=True)
+    return int(device[np.bincount(place.reshape(-1), kv_block["bytes"][served]).argmax()])
+
+
+def _bytes_per_token(engine: EngineFacts | None, accounts: list[Account]) -> float | None:
+    """The engine's word, else the median of restored bytes over restored tokens."""
+    if engine is not None:
+        if engine.bytes_per_token:
+            return float(engine.bytes_per_token)
+        if engine.unit_bytes and engine.unit_tokens:
+            return engine.unit_bytes / engine.unit_tokens
+    ratios = [
+        a.restore.bytes / a.storage_hit_tokens
+        for a in accounts
+        if a.restore and a.restore.bytes and a.storage_hit_tokens
+    ]
+    return float(np.median(ratios)) if ratios else None
+
+
+def _only_complete(
+    devices: tuple[DeviceAccount, ...], loss: Loss | None
+) -> tuple[DeviceAccount, ...]:
+    """Little's law compares rows with complete sums: no verdict when rows are missing."""
+    if loss is None or not (loss.lost or loss.thinned):
+        return devices
+    return tuple(replace(d, little_ratio=None) for d in devices)
+
+
+def _restore_sample(accounts: list[Account]) -> RestoreSample | None:
+    done = [a for a in accounts if a.restore is not None and a.restore.bytes > 0]
+    parts: list[Restore] = [a.restore for a in done if a.restore is not None]
+    if not parts:
+        return None
+    depths = [r.effective_depth for r in parts if r.effective_depth is not None]
+    return RestoreSample(
+        n=len(parts),
+        bytes=sum(r.bytes for r in parts),
+        ops=sum(r.ops for r in parts),
+        restore_ns=sum(r.exposed_ns for r in parts),
+        device_ns=sum(r.device_ns for r in parts),
+        block_queue_ns=sum(r.block_queue_ns for r in parts),
+        software_ns=sum(r.software_ns for r in parts),
+        idle_ns=sum(r.idle_ns for r in parts),
+        ttft_ns=sum(a.ttft_ns for a in done if a.ttft_ns is not None),
+        effective_depth=float(np.mean(depths)) if depths else 1.0,
+    )

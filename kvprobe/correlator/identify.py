@@ -1,0 +1,116 @@
+"""Which file each operation and each lookup was about, and whether it is KV traffic.
+
+A file is named by the opens and renames that were seen. Inode numbers are recycled once a file is
+gone, so a name holds for an inode only from one open to the next. Which names are KV cache is the
+word of the engine's recogniser (``kv_key``). Thread names are never used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvprobe.model import Frame
+from kvprobe.schema import LookupKind
+
+Ints = NDArray[np.int64]
+_NAMING = (LookupKind.OPEN, LookupKind.ALREADY_OPEN)
+
+
+@dataclass(frozen=True)
+class KVFiles:
+    """The KV keys of a window and who touched which; -1 is "not KV traffic"."""
+
+    keys: tuple[str, ...]
+    lookup_key: Ints
+    lookup_temporary: NDArray[np.bool_]
+    op_key: Ints
+
+
+def identify(lookups: Frame, ops: Frame) -> KVFiles:
+    """Name every operation's file and pick the KV keys.
+
+    Args:
+        lookups: frame of the ``lookups`` table with ``kv_key`` and ``kv_temporary``.
+        ops: frame of the ``ops`` table.
+    """
+    path_code, count = _codes(lookups["path"])
+    key_of_row, _ = _codes(lookups["kv_key"])
+    code_key = np.full(count + 1, -1, np.int64)  # the spare last slot answers code -1
+    code_key[path_code] = key_of_row
+    code_key[-1] = -1
+    temporary = np.zeros(count + 1, bool)
+    temporary[path_code] = lookups["kv_temporary"] == 1
+    for old, new in _renames(lookups, path_code):
+        if code_key[old] < 0 <= code_key[new]:
+            code_key[old] = code_key[new]
+        temporary[old] = True
+    return KVFiles(
+        keys=tuple(dict.fromkeys(key for key in lookups["kv_key"] if key is not None)),
+        lookup_key=code_key[path_code],
+        lookup_temporary=temporary[path_code],
+        op_key=code_key[_path_of_ops(lookups, path_code, ops)],
+    )
+
+
+def _codes(values: NDArray[np.object_]) -> tuple[Ints, int]:
+    """Dictionary encoding in order of first appearance; None is code -1."""
+    codes: dict[str, int] = {}
+    encoded = (-1 if v is None else codes.setdefault(v, len(codes)) for v in values)
+    return np.fromiter(encoded, np.int64, len(values)), len(codes)
+
+
+def _renames(lookups: Frame, path_code: Ints) -> list[tuple[int, int]]:
+    """Path codes (old, new) of renames that succeeded: two rows of one thread, equal times."""
+    done = lookups["result"] >= 0
+    new = np.flatnonzero((lookups["kind"] == LookupKind.RENAME_TO) & done)
+    old = np.flatnonzero((lookups["kind"] == LookupKind.RENAME_FROM) & done)
+    call = list(zip(lookups["tid"].tolist(), lookups["end_ns"].tolist(), strict=True))
+    target = {call[i]: int(path_code[i]) for i in new}
+    return [(int(path_code[i]), target[call[i]]) for i in old if call[i] in target]
+
+
+def _path_of_ops(lookups: Frame, path_code: Ints, ops: Frame) -> Ints:
+    """For each op, the path code of the last open of its inode before it started, or -1."""
+    naming = np.flatnonzero(
+        np.isin(lookups["kind"], _NAMING) & (lookups["inode"] >= 0) & (lookups["result"] >= 0)
+    )
+    result = np.full(len(ops["start_ns"]), -1, np.int64)
+    if not len(naming) or not len(result):
+        return result
+    identity = np.concatenate([_identity(lookups, naming), _identity(ops, slice(None))])
+    _, group = np.unique(identity, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    opened, wanted = group[: len(naming)], group[len(naming) :]
+    # A descriptor that was open before the window has no time of its own: it names from the start.
+    opened_ns = np.where(
+        lookups["kind"][naming] == LookupKind.ALREADY_OPEN, 0, lookups["end_ns"][naming]
+    )
+    order = np.lexsort((opened_ns, opened))
+    place = last_not_after(opened[order], opened_ns[order], wanted, ops["start_ns"])
+    known = place >= 0
+    result[known] = path_code[naming[order[place[known]]]]
+    return result
+
+
+def _identity(frame: Frame, rows: Ints | slice) -> Ints:
+    return np.stack([frame["fs_device"][rows], frame["inode"][rows]], axis=1)
+
+
+def last_not_after(group: Ints, time: Ints, wanted: Ints, at: Ints) -> Ints:
+    """Place of the last entry of group ``wanted`` whose time is <= ``at``; -1 where none.
+
+    ``group`` and ``time`` are sorted by (group, time). Works by ranking times, so that one binary
+    search over a combined integer answers all questions at once.
+    """
+    if not len(group):
+        return np.full(len(wanted), -1, np.int64)
+    times = np.unique(np.concatenate([time, at]))
+    width = len(times) + 1
+    entry = group * width + np.searchsorted(times, time)
+    question = wanted * width + np.searchsorted(times, at)
+    place = np.searchsorted(entry, question, side="right") - 1
+    place[(place >= 0) & (group[np.maximum(place, 0)] != wanted)] = -1
+    return place

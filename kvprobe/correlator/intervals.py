@@ -1,0 +1,82 @@
+"""Interval algebra on integer nanoseconds: exact, so that parts sum to their whole."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+def clip(starts: Ints, ends: Ints, low: int, high: int) -> tuple[Ints, Ints]:
+    """Cut half-open intervals to ``[low, high)`` and drop those with nothing left."""
+    starts, ends = np.maximum(starts, low), np.minimum(ends, high)
+    keep = starts < ends
+    return starts[keep], ends[keep]
+
+
+def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Merge overlapping or touching intervals; the result is sorted and disjoint."""
+    if not len(starts):
+        return starts, ends
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], ends[order]
+    reach = np.maximum.accumulate(ends)
+    first = np.empty(len(starts), bool)
+    first[0] = True
+    first[1:] = starts[1:] > reach[:-1]
+    heads = np.flatnonzero(first)
+    return starts[heads], reach[np.append(heads[1:], len(starts)) - 1]
+
+
+def length(starts: Ints, ends: Ints) -> int:
+    """Total time covered by at least one interval."""
+    merged_starts, merged_ends = union(starts, ends)
+    return int((merged_ends - merged_starts).sum())
+
+
+def covered(starts: Ints, ends: Ints, low: int, high: int) -> int:
+    """Time inside ``[low, high)`` covered by at least one interval."""
+    return length(*clip(starts, ends, low, high))
+
+
+def split_by_priority(layers: list[tuple[Ints, Ints]], low: int, high: int) -> list[int]:
+    """Give each instant of ``[low, high)`` to the first layer that covers it.
+
+    Returns one length per layer and, last, the time no layer covers; they sum to ``high - low``.
+    """
+    starts, ends = np.empty(0, np.int64), np.empty(0, np.int64)
+    lengths, before = [], 0
+    for layer_starts, layer_ends in layers:
+        starts = np.concatenate([starts, layer_starts])
+        ends = np.concatenate([ends, layer_ends])
+        starts, ends = union(*clip(starts, ends, low, high))
+        total = int((ends - starts).sum())
+        lengths.append(total - before)
+        before = total
+    return [*lengths, high - low - before]
+
+
+def mean_depth(starts: Ints, ends: Ints) -> float | None:
+    """Mean number of open intervals while at least one is open; None without any."""
+    busy = length(starts, ends)
+    return float((ends - starts).sum()) / busy if busy > 0 else None
+
+
+def step_function(
+    starts: Ints, ends: Ints, weights: NDArray[np.float64]
+) -> tuple[Ints, Ints, NDArray[np.float64], Ints]:
+    """Count and weight of open intervals over time.
+
+    Returns segment starts, segment ends, summed weight and number open in each segment, for
+    segments of positive length in order.
+    """
+    times = np.concatenate([starts, ends])
+    steps = np.concatenate([np.ones(len(starts), np.int64), -np.ones(len(ends), np.int64)])
+    change = np.concatenate([weights, -weights])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    count = np.cumsum(steps[order])
+    weight = np.cumsum(change[order])
+    keep = np.flatnonzero(times[1:] > times[:-1])
+    return times[keep], times[keep + 1], weight[keep], count[keep]

@@ -1,0 +1,249 @@
+"""The report document: the contract that reports, the dashboard and other tools build on.
+
+Plain JSON types; unknown is None. Adding a field is allowed, changing a meaning raises
+``SCHEMA_VERSION``. Both the reports and the dashboard show this document and compute nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvprobe import content, engines
+from kvprobe.capture.manifest import Manifest
+from kvprobe.capture.tables import Tables
+from kvprobe.correlator import Account, Ledger, correlate
+from kvprobe.correlator.ledger import BreakEven, DeviceAccount
+from kvprobe.findings import detect_all
+from kvprobe.model import Facts, Finding, Interval, Proposal, ServiceCell
+
+SCHEMA_VERSION = 1
+
+Document = dict[str, Any]
+
+
+def build(tables: Tables, sweeps: Sequence[ServiceCell] = ()) -> Document:
+    """Correlate a window and say what was found and what to change.
+
+    Args:
+        tables: a capture or a live window.
+        sweeps: cells of active measurements of the same storage, for the tuners.
+
+    Raises:
+        KvprobeError: a table is damaged, or a tuner file cannot be loaded.
+    """
+    ledger = correlate(tables)
+    findings = detect_all(ledger)
+    facts = facts_of(ledger, tables.manifest, sweeps)
+    return assemble(ledger, tables.manifest, findings, propose(findings, facts))
+
+
+def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] = ()) -> Facts:
+    """What tuners may reason from; sweep cells come first, as they were measured on purpose."""
+    device = ledger.devices[0] if ledger.devices else None
+    cells = (*sweeps, *(device.surface if device else ()))
+    name = manifest.engine_name or (ledger.engine.name if ledger.engine else None)
+    waits = [
+        a.first_read_ns - a.arrival_ns
+        for a in ledger.accounts
+        if a.first_read_ns is not None and a.arrival_ns >= 0
+    ]
+    return Facts(
+        engine=ledger.engine,
+        device=device.facts if device else None,
+        restore=ledger.restore,
+        surface=cells,
+        settings=engines.settings(name, ledger.engine),
+        break_even_tokens=ledger.break_even.tokens,
+        queue_ns_per_restore=_spread(waits),
+    )
+
+
+def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
+    """Ask every tuner that answers one of the findings."""
+    slugs = {finding.slug for finding in findings}
+    proposals: list[Proposal] = []
+    for tuner in content.tuners().values():
+        if slugs & set(tuner.answers):
+            answered = [f for f in findings if f.slug in tuner.answers]
+            proposals += tuner.propose(answered, facts)
+    return proposals
+
+
+def assemble(
+    ledger: Ledger, manifest: Manifest, findings: Sequence[Finding], proposals: Sequence[Proposal]
+) -> Document:
+    """Put everything in the document's shape."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "capture": _capture(manifest),
+        "losses": {name: asdict(loss) for name, loss in sorted(ledger.losses.items())},
+        "missing": [asdict(m) for m in manifest.missing],
+        "cost": _cost(manifest),
+        "requests": [_request(account) for account in ledger.accounts],
+        "attributed_bytes": dict(ledger.attributed_bytes),
+        "break_even": _break_even(ledger.break_even),
+        "read_ahead": asdict(ledger.read_ahead) if ledger.read_ahead else None,
+        "devices": [_device(device) for device in ledger.devices],
+        "findings": [asdict(finding) for finding in findings],
+        "proposals": [asdict(proposal) for proposal in proposals],
+    }
+    clean: Document = _plain(document)
+    return clean
+
+
+def _capture(manifest: Manifest) -> Document:
+    return {
+        "id": manifest.capture_id,
+        "kvprobe": manifest.kvprobe,
+        "start_wall": manifest.start_wall_ns,
+        "start_ns": manifest.start_ns,
+        "duration_ns": manifest.end_ns - manifest.start_ns,
+        "complete": manifest.complete,
+        "redacted": manifest.redacted,
+        "host": manifest.host.hostname,
+        "kernel": manifest.host.kernel,
+        "loader": manifest.loader,
+        "devices": [d.name for d in manifest.devices],
+        "engine": asdict(manifest.engine) if manifest.engine else None,
+        "signal": {"understood": manifest.signal_understood, "ignored": manifest.signal_ignored},
+        "clock": asdict(manifest.clock),
+        "notes": list(manifest.notes),
+    }
+
+
+def _cost(manifest: Manifest) -> Document:
+    """Own cost; shares are of one CPU core over the window."""
+    programs = manifest.cost.programs
+    runs = sum(p.runs for p in programs)
+    run_ns = sum(p.run_ns for p in programs)
+    wall = manifest.cost.wall_ns
+    return {
+        "probe_ns_per_event": run_ns / runs if runs else None,
+        "probe_runs": runs,
+        "probe_cpu_share": run_ns / wall if wall and programs else None,
+        "agent_cpu_share": _ratio(manifest.cost.agent_cpu_ns, wall),
+        "budget_share": None,
+        "programs": [asdict(p) for p in programs],
+    }
+
+
+def _request(account: Account) -> Document:
+    gain, recompute = account.gain_ns, account.recompute_ns
+    restore = account.restore
+    return {
+        "id": account.id,
+        "t_arrival_ns": account.arrival_ns if account.arrival_ns >= 0 else None,
+        "ttft_ns": account.ttft_ns,
+        "tokens": {
+            "prompt": account.prompt_tokens,
+            "device_hit": account.device_hit_tokens,
+            "storage_hit": account.storage_hit_tokens,
+            "computed": account.computed_tokens,
+            "stored": account.stored_tokens,
+        },
+        "spans": asdict(account.spans) if account.spans else None,
+        "restore": asdict(restore) if restore else None,
+        "recompute": _estimate(recompute),
+        "restore_estimate": _estimate(account.restore_estimate_ns),
+        "verdict": str(account.verdict),
+        "gain_ns": gain.mid if gain else None,
+        "gain_low_ns": gain.low if gain else None,
+        "gain_high_ns": gain.high if gain else None,
+        "attribution": dict(account.attribution),
+    }
+
+
+def _estimate(interval: Interval | None) -> Document | None:
+    if interval is None:
+        return None
+    return {
+        "estimate_ns": interval.mid,
+        "low_ns": interval.low,
+        "high_ns": interval.high,
+        "n": interval.n,
+    }
+
+
+def _break_even(found: BreakEven) -> Document:
+    tokens = found.tokens
+    return {
+        "model": {
+            "recompute_coefficients_s": found.recompute_coefficients,
+            "recompute_n": found.recompute_n,
+            "recompute_error": found.recompute_error,
+            "restore_coefficients_s": found.restore_coefficients,
+            "restore_n": found.restore_n,
+        },
+        "curve": [
+            {
+                "tokens": point.tokens,
+                "restore_ns": point.restore.mid,
+                "restore_low_ns": point.restore.low,
+                "restore_high_ns": point.restore.high,
+                "recompute_ns": point.recompute.mid,
+                "recompute_low_ns": point.recompute.low,
+                "recompute_high_ns": point.recompute.high,
+            }
+            for point in found.curve
+        ],
+        "tokens": tokens.mid if tokens else None,
+        "tokens_low": tokens.low if tokens else None,
+        "tokens_high": tokens.high if tokens else None,
+        "n": tokens.n if tokens else min(found.recompute_n, found.restore_n),
+        "note": found.note,
+    }
+
+
+def _device(device: DeviceAccount) -> Document:
+    latency = device.read_latency_ns
+    return {
+        "name": device.facts.name,
+        "transport": device.facts.transport,
+        "facts": asdict(device.facts),
+        "queues": [],
+        "depth": {
+            "mean": device.mean_depth,
+            "p99": device.p99_depth,
+            "time_at_zero_share": device.time_at_zero_share,
+        },
+        "reads": device.reads,
+        "read_bytes": device.read_bytes,
+        "writes": device.writes,
+        "write_bytes": device.write_bytes,
+        "read_latency": {
+            "median_ns": latency.mid if latency else None,
+            "p5_ns": latency.low if latency else None,
+            "p95_ns": latency.high if latency else None,
+            "n": latency.n if latency else 0,
+        },
+        "surface": [asdict(cell) for cell in device.surface],
+        "little_check": {"ratio": device.little_ratio, "n": device.little_n},
+    }
+
+
+def _spread(values: Sequence[int]) -> Interval | None:
+    """Median with the 5th and 95th percentile."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    low, mid, high = (ordered[round(q * last)] for q in (0.05, 0.5, 0.95))
+    return Interval(mid, low, high, len(ordered))
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _plain(value: Any) -> Any:
+    """JSON types only: tuples become lists, a float that is no number becomes None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
