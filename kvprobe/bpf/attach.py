@@ -32,7 +32,7 @@ def _syscall(index: int, *args: object) -> int:
     machine = platform.machine()
     if machine not in _NUMBERS:
         raise KvprobeError(
-            f"cannot attach BPF programs on {machine}",
+            f"cannot use BPF on {machine}",
             "kvprobe runs on x86_64 and aarch64",
             ExitCode.UNSUPPORTED,
         )
@@ -45,6 +45,15 @@ def _syscall(index: int, *args: object) -> int:
     return result
 
 
+def bpf(command: int, attribute: bytes) -> int:
+    """The bpf(2) system call; ``attribute`` is the leading part of ``union bpf_attr``.
+
+    Raises:
+        OSError: what the kernel answered.
+    """
+    return _syscall(0, command, ctypes.create_string_buffer(attribute), len(attribute))
+
+
 def attach_raw_tracepoint(program: int, name: str) -> int:
     """Attach to a raw tracepoint; ``name`` is empty for a tp_btf program, which carries its own.
 
@@ -53,9 +62,8 @@ def attach_raw_tracepoint(program: int, name: str) -> int:
     """
     text = ctypes.create_string_buffer(name.encode())
     address = ctypes.addressof(text) if name else 0
-    attribute = ctypes.create_string_buffer(struct.pack("=QII", address, program, 0))
     try:
-        return _syscall(0, _BPF_RAW_TRACEPOINT_OPEN, attribute, 16)
+        return bpf(_BPF_RAW_TRACEPOINT_OPEN, struct.pack("=QII", address, program, 0))
     except OSError as error:
         raise _refused(f"raw tracepoint {name}", error) from error
 
