@@ -134,8 +134,8 @@ def _failure(reply: Mapping[str, Any], log: str, packages: Path) -> KvprobeError
             "apt install python3-bpfcc, or use --loader core",
             ExitCode.UNSUPPORTED,
         )
-    kept = tempfile.NamedTemporaryFile("w", prefix="kvprobe-bcc-", suffix=".log", delete=False)
-    with kept:
+    descriptor, path = tempfile.mkstemp(prefix="kvprobe-bcc-", suffix=".log")
+    with os.fdopen(descriptor, "w") as kept:
         kept.write(log)
     if reply["kind"] == "compile":
         first = re.search(r"error: (.*)", log)
@@ -146,6 +146,4 @@ def _failure(reply: Mapping[str, Any], log: str, packages: Path) -> KvprobeError
         lines = [line for line in log.splitlines() if line.strip() and "processed " not in line]
         why = lines[-1].strip() if lines else str(reply["error"])
         message = f"the kernel refuses program {reply['program']}: {why}"
-    return KvprobeError(
-        message, f"the compiler's messages are in {kept.name}", ExitCode.UNSUPPORTED
-    )
+    return KvprobeError(message, f"the compiler's messages are in {path}", ExitCode.UNSUPPORTED)
