@@ -106,6 +106,23 @@ def _top_parser() -> Parser:
     return parser
 
 
+def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """The verb of a command line and its options; ``--content`` is put into the environment.
+
+    Raises:
+        KvprobeError: usage.
+        SystemExit: the help or the version was asked for, and has been printed.
+    """
+    options = _top_parser().parse_args(argv)
+    if options.content is not None:
+        os.environ[content.ENVIRONMENT] = options.content
+    if not options.words:
+        raise KvprobeError("no verb given", "`kvprobe --help` lists all")
+    verb, *rest = options.words
+    chosen = command(verb)
+    return chosen, parser_of(chosen).parse_args(rest)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: that of the process) and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -134,19 +151,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    parser = _top_parser()
     try:
-        options = parser.parse_args(argv)
-        if options.content is not None:
-            os.environ[content.ENVIRONMENT] = options.content
-        if not options.words:
-            raise KvprobeError("no verb given", "`kvprobe --help` lists all")
-        verb, *rest = options.words
-        chosen = command(verb)
-        arguments = parser_of(chosen).parse_args(rest)
+        chosen, options = parse(argv)
     except SystemExit as done:  # argparse has printed the help or the version
         return done.code if isinstance(done.code, int) else ExitCode.OK
-    return int(chosen.run(arguments))
+    return int(chosen.run(options))
 
 
 def _complain(message: str, hint: str, code: ExitCode) -> int:

@@ -53,7 +53,7 @@ def complaint(words: list[str]) -> str | None:
     said = None
     for variant in (words, numbers):
         try:
-            cli.parser_of(cli.command(variant[0])).parse_args(variant[1:])
+            cli.parse(variant)
         except KvprobeError as error:
             said = f"kvprobe {' '.join(words)}: {error.message}"
         except SystemExit:  # --help
