@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The dialect in which probes are written. One source compiles twice:
+ *
+ *   core  clang -target bpf -> CO-RE object -> libbpf         (KV_BCC undefined)
+ *   bcc   Debian's bcc, on the node, without kernel headers   (KV_BCC defined)
+ *
+ * kvprobe/bpf/compose.py joins this file, the records made from kvprobe/schema.py, the
+ * configuration and the chosen probes into one C text. It finds declarations by the names of the
+ * macros below, so write their arguments as plain identifiers. Under bcc a map cannot be used
+ * inside a macro; compose.py therefore writes one plain function per map and operation
+ * (NAME_lookup, NAME_update, NAME_delete, NAME_reserve, NAME_submit) right after
+ * its declaration, and the map macros call those.
+ *
+ *   RAW_HOOK(program, event) { .. ARG(n) .. }       kernel tracepoint with its kernel arguments
+ *   SYSCALL_ENTER(program, call) { .. SYSCALL_ARG(n) .. }
+ *   SYSCALL_EXIT(program, call) { .. SYSCALL_RESULT .. }
+ *
+ *   READ(structure, field, pointer)       one field of a kernel structure, of its declared type
+ *   ADDRESS(structure, field, pointer)    where it is: for embedded structures, strings, arrays
+ *   CONTAINER(structure, field, address)  the structure around a field
+ *   HAS_FIELD(structure, field), HAS_TYPE(structure), TYPE_SIZE(structure)
+ *   READ_AT(type, address)                a plain value at a kernel address
+ *   READ_USER(type, address)              a plain value at a user address
+ *
+ *   HASH(map, key, value, entries) LRU_HASH(..) ARRAY(map, value, entries) PER_CPU_ARRAY(..)
+ *   RING(table)                                     ring buffer of struct kv_TABLE
+ *   LOOKUP(map, &key) UPDATE(map, &key, &value) DELETE(map, &key)
+ *   RESERVE(table) SUBMIT(table, row)               a failed RESERVE counts itself as lost_TABLE
+ *   COUNT(counter, n)                               adds to a per-CPU counter of that name
+ *   CONFIG(name)            a constant that the session sets
+ *   SYMBOL(function)        a kernel function's address, 0 where this kernel lacks it
+ *   ENUMERATOR(name)        a kernel enumerator's value, 63 where this kernel lacks it
+ *
+ * A name after three underscores is a flavour: struct request___nvme is struct request.
+ */
+
+typedef signed char s8;
+typedef unsigned char u8;
+typedef short s16;
+typedef unsigned short u16;
+
+#ifndef KV_BCC
+typedef int s32;
+typedef unsigned int u32;
+typedef long long s64;
+typedef unsigned long long u64;
+typedef unsigned long size_t;
+typedef _Bool bool;
+#define NULL ((void *)0)
+#endif
+
+#define inline_always static inline __attribute__((always_inline))
+#define likely_true(x) __builtin_expect(!!(x), 1)
+#define unlikely_true(x) __builtin_expect(!!(x), 0)
+
+enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
+
+#ifdef KV_BCC
+/* ------------------------------------------------------------------------------------- bcc */
+
+#define KERNEL_STRUCT
+
+#define RAW_HOOK(program, event) int program(struct bpf_raw_tracepoint_args *ctx)
+#define ARG(n) (ctx->args[n])
+#define SYSCALL_ENTER(program, call) int program(u64 *ctx)
+#define SYSCALL_EXIT(program, call) int program(u64 *ctx)
+#define SYSCALL_ARG(n) (ctx[2 + (n)])
+#define SYSCALL_RESULT ((s64)ctx[2])
+
+/* The loader passes -DO_structure_field=offset, -DH_structure_field=0|1, -DT_structure=size. */
+#define READ_AT(type, address)                                                                 \
+	({                                                                                     \
+		type kv_value = 0;                                                             \
+		bpf_probe_read_kernel(&kv_value, sizeof(kv_value), (void *)(u64)(address));    \
+		kv_value;                                                                      \
+	})
+#define READ_USER(type, address)                                                               \
+	({                                                                                     \
+		type kv_value = 0;                                                             \
+		bpf_probe_read_user(&kv_value, sizeof(kv_value), (void *)(u64)(address));      \
+		kv_value;                                                                      \
+	})
+#define READ(structure, field, pointer)                                                        \
+	READ_AT(typeof(((struct structure *)0)->field),                                        \
+		(u64)(pointer) + O_##structure##_##field)
+#define ADDRESS(structure, field, pointer) ((u64)(pointer) + O_##structure##_##field)
+#define CONTAINER(structure, field, address) ((u64)(address)-O_##structure##_##field)
+#define HAS_FIELD(structure, field) (H_##structure##_##field)
+#define HAS_TYPE(structure) (T_##structure != 0)
+#define TYPE_SIZE(structure) (T_##structure)
+
+#define HASH(map, key, value, entries) BPF_TABLE("hash", key, value, map, entries)
+#define LRU_HASH(map, key, value, entries) BPF_TABLE("lru_hash", key, value, map, entries)
+#define ARRAY(map, value, entries) BPF_TABLE("array", int, value, map, entries)
+#define PER_CPU_ARRAY(map, value, entries) BPF_TABLE("percpu_array", int, value, map, entries)
+#define RING(table) BPF_RINGBUF_OUTPUT(table, KV_RING_PAGES_##table)
+
+#define LOOKUP(map, key) map##_lookup(key)
+#define UPDATE(map, key, value) map##_update(key, value)
+#define DELETE(map, key) map##_delete(key)
+#define RESERVE(table) table##_reserve()
+#define SUBMIT(table, row) table##_submit(row)
+
+#define KV_CONSTANT(name) ((u64)KV_##name)
+
+#else
+/* ------------------------------------------------------------------------------------ core */
+
+#define SEC(name) __attribute__((section(name), used))
+#define KERNEL_STRUCT __attribute__((preserve_access_index))
+
+char LICENSE[] SEC("license") = "GPL";
+
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
+static long (*bpf_map_update_elem)(void *map, const void *key, const void *value,
+				   u64 flags) = (void *)2;
+static long (*bpf_map_delete_elem)(void *map, const void *key) = (void *)3;
+static u64 (*bpf_ktime_get_ns)(void) = (void *)5;
+static u32 (*bpf_get_prandom_u32)(void) = (void *)7;
+static u64 (*bpf_get_current_pid_tgid)(void) = (void *)14;
+static u64 (*bpf_get_current_task)(void) = (void *)35;
+static long (*bpf_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
+static long (*bpf_probe_read_kernel)(void *to, u32 size, const void *from) = (void *)113;
+static long (*bpf_probe_read_user_str)(void *to, u32 size, const void *from) = (void *)114;
+static long (*bpf_probe_read_kernel_str)(void *to, u32 size, const void *from) = (void *)115;
+static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
+static void (*bpf_ringbuf_submit)(void *row, u64 flags) = (void *)132;
+extern void *bpf_rdonly_cast(const void *pointer, u32 type_id) __attribute__((section(".ksyms")));
+
+#define RAW_HOOK(program, event) SEC("tp_btf/" #event) int program(u64 *ctx)
+#define ARG(n) (ctx[n])
+#define SYSCALL_ENTER(program, call) SEC("tp/syscalls/sys_enter_" #call) int program(u64 *ctx)
+#define SYSCALL_EXIT(program, call) SEC("tp/syscalls/sys_exit_" #call) int program(u64 *ctx)
+#define SYSCALL_ARG(n) (ctx[2 + (n)])
+#define SYSCALL_RESULT ((s64)ctx[2])
+
+/* bpf_rdonly_cast costs one move; the load after it is a plain one that cannot fault. */
+#define KV_AS(structure, pointer)                                                              \
+	((struct structure *)bpf_rdonly_cast((const void *)(pointer),                          \
+					     __builtin_btf_type_id(*(struct structure *)0, 1)))
+#define READ(structure, field, pointer) (KV_AS(structure, pointer)->field)
+#define ADDRESS(structure, field, pointer)                                                     \
+	((u64)__builtin_preserve_access_index(&((struct structure *)(pointer))->field))
+#define KV_OFFSET(structure, field)                                                            \
+	__builtin_preserve_field_info(((struct structure *)0)->field, 0)
+#define CONTAINER(structure, field, address) ((u64)(address)-KV_OFFSET(structure, field))
+#define HAS_FIELD(structure, field)                                                            \
+	__builtin_preserve_field_info(((struct structure *)0)->field, 2)
+#define HAS_TYPE(structure) __builtin_preserve_type_info(*(struct structure *)0, 0)
+#define TYPE_SIZE(structure) __builtin_preserve_type_info(*(struct structure *)0, 1)
+#define READ_AT(type, address)                                                                 \
+	({                                                                                     \
+		type kv_value = 0;                                                             \
+		bpf_probe_read_kernel(&kv_value, sizeof(kv_value), (const void *)(address));   \
+		kv_value;                                                                      \
+	})
+#define READ_USER(type, address)                                                               \
+	({                                                                                     \
+		type kv_value = 0;                                                             \
+		bpf_probe_read_user(&kv_value, sizeof(kv_value), (const void *)(address));     \
+		kv_value;                                                                      \
+	})
+
+#define KV_MAP(map, map_type, key_type, value_type, entries)                                   \
+	struct {                                                                               \
+		int (*type)[map_type];                                                         \
+		int (*max_entries)[entries];                                                   \
+		key_type *key;                                                                 \
+		value_type *value;                                                             \
+	} map SEC(".maps")
+#define HASH(map, key, value, entries) KV_MAP(map, 1, key, value, entries)
+#define ARRAY(map, value, entries) KV_MAP(map, 2, u32, value, entries)
+#define PER_CPU_ARRAY(map, value, entries) KV_MAP(map, 6, u32, value, entries)
+#define LRU_HASH(map, key, value, entries) KV_MAP(map, 9, key, value, entries)
+#define RING(table)                                                                            \
+	struct {                                                                               \
+		int (*type)[27];                                                               \
+		int (*max_entries)[1 << 20]; /* set at load */                                 \
+	} table SEC(".maps")
+
+#define LOOKUP(map, k) ((typeof(map.value))bpf_map_lookup_elem(&map, k))
+#define UPDATE(map, k, v) bpf_map_update_elem(&map, k, v, KV_ANY)
+#define DELETE(map, k) bpf_map_delete_elem(&map, k)
+#define RESERVE(table)                                                                         \
+	({                                                                                     \
+		struct kv_##table *kv_row =                                                    \
+			bpf_ringbuf_reserve(&table, sizeof(struct kv_##table), 0);             \
+		if (!kv_row)                                                                   \
+			COUNT(lost_##table, 1);                                                \
+		kv_row;                                                                        \
+	})
+#define SUBMIT(table, row) bpf_ringbuf_submit(row, KV_NO_WAKEUP)
+
+#define KV_CONSTANT(name) (kv_constants.name)
+
+#endif
+/* ------------------------------------------------------------------------------------ both */
+
+#define CONFIG(name) KV_CONSTANT(config_##name)
+#define SYMBOL(name) KV_CONSTANT(symbol_##name)
+#define ENUMERATOR(name) KV_CONSTANT(enumerator_##name)
+#define COUNT(counter, n) kv_count(KV_COUNTER_##counter, n)
+
+/* Returns the old value; needs BPF atomics, 5.12. */
+#define FETCH_ADD(pointer, n) __sync_fetch_and_add(pointer, n)
+#define EXCHANGE(pointer, n) __sync_lock_test_and_set(pointer, n)
+/* No old value: works everywhere. */
+#define ATOMIC_ADD(pointer, n) (void)__sync_fetch_and_add(pointer, n)
