@@ -7,7 +7,7 @@ Plain JSON types; unknown is None. Adding a field is allowed, changing a meaning
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,15 @@ from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
 from kvprobe.correlator.ledger import BreakEven, DeviceAccount
 from kvprobe.findings import detect_all
-from kvprobe.model import Facts, Finding, Interval, Proposal, ServiceCell
+from kvprobe.model import (
+    EngineFacts,
+    EngineSetting,
+    Facts,
+    Finding,
+    Interval,
+    Proposal,
+    ServiceCell,
+)
 
 SCHEMA_VERSION = 1
 
@@ -44,7 +52,6 @@ def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] =
     """What tuners may reason from; sweep cells come first, as they were measured on purpose."""
     device = ledger.devices[0] if ledger.devices else None
     cells = (*sweeps, *(device.surface if device else ()))
-    name = manifest.engine_name or (ledger.engine.name if ledger.engine else None)
     waits = [
         a.first_read_ns - a.arrival_ns
         for a in ledger.accounts
@@ -55,10 +62,24 @@ def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] =
         device=device.facts if device else None,
         restore=ledger.restore,
         surface=cells,
-        settings=engines.settings(name, ledger.engine),
+        settings=_settings(manifest.engine_name, ledger.engine),
         break_even_tokens=ledger.break_even.tokens,
         queue_ns_per_restore=_spread(waits),
     )
+
+
+KNOBS = ("unit_bytes", "bytes_in_flight", "prefetch_horizon")
+"""Engine-neutral knobs that an adapter can put in its engine's words."""
+
+
+def _settings(
+    adapter_name: str | None, facts: EngineFacts | None
+) -> dict[str, Callable[[int], EngineSetting]]:
+    adapter = engines.engines().get(adapter_name or "")
+    if adapter is None or facts is None:
+        return {}
+    translate = adapter.translate
+    return {knob: lambda value, knob=knob: translate(knob, value, facts) for knob in KNOBS}
 
 
 def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:

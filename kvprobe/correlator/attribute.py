@@ -50,7 +50,8 @@ def attribute(
     lookups: Frame,
     ops: Frame,
     files: KVFiles,
-    unit_tokens: int | None,
+    unit_tokens: int | None = None,
+    fan_out: int = 1,
 ) -> Attribution:
     """Attribute KV operations (``files.op_key >= 0``) and lookups to requests.
 
@@ -61,6 +62,7 @@ def attribute(
         ops: frame of the ``ops`` table.
         files: KV keys of the lookups and operations.
         unit_tokens: tokens in one file, where the engine tells.
+        fan_out: threads that may read for one request at once, where the engine tells.
     """
     n_ops = len(ops["start_ns"])
     op_request = np.full(n_ops, -1, np.int64)
@@ -75,7 +77,9 @@ def attribute(
     usable = named + [p for p in found if p.request >= 0 and p.request not in exact]
     transfers = (files.op_key >= 0) & (ops["result"] > 0)
     reads = np.flatnonzero(transfers & (ops["kind"] < OpKind.WRITE))
-    _follow_runs(reads, usable, requests, ops, files, op_request, op_class)
+    for promise, run in _Runs(usable, requests, ops, files, fan_out).follow(reads):
+        op_request[run] = promise.request
+        op_class[run] = EXACT if promise.exact else THREAD
     writes = np.flatnonzero(transfers & (ops["kind"] >= OpKind.WRITE))
     _follow_misses(writes, usable, requests, ops, files, op_request, op_class)
     pairs = _by_window(
@@ -84,68 +88,68 @@ def attribute(
     return Attribution(pairs, op_request, op_class, lookup_request)
 
 
-def _follow_runs(
-    reads: Ints,
-    usable: list[Promise],
-    requests: Frame,
-    ops: Frame,
-    files: KVFiles,
-    op_request: Ints,
-    op_class: Ints,
-) -> None:
-    """Walk reads in time; each thread's run narrows down which promise it keeps."""
-    deadline = _deadline(requests)
-    by_key: dict[int, list[tuple[int, int]]] = {}
-    for p, promise in enumerate(usable):
-        for place, key in enumerate(promise.hits):
-            by_key.setdefault(key, []).append((p, place))
-    kept: set[tuple[int, int]] = set()
-    runs: dict[int, _Run] = {}
+class _Runs:
+    """Follows each thread's reads in time; a run narrows down which promise it keeps."""
 
-    def close(run: _Run) -> None:
-        chosen = _choose(run, usable, kept, files, op_request)
-        for op in run.ops:
-            kept.add((chosen, int(files.op_key[op])))
-            op_request[op] = usable[chosen].request
-            op_class[op] = EXACT if usable[chosen].exact else THREAD
+    def __init__(
+        self, usable: list[Promise], requests: Frame, ops: Frame, files: KVFiles, fan_out: int
+    ) -> None:
+        self.usable, self.ops, self.files, self.fan_out = usable, ops, files, fan_out
+        self.deadline = _deadline(requests)
+        start = requests["prefill_start_ns"]
+        self.prefill = np.where(start >= 0, start, self.deadline)
+        self.by_key: dict[int, list[tuple[int, int]]] = {}
+        for p, promise in enumerate(usable):
+            for place, key in enumerate(promise.hits):
+                self.by_key.setdefault(key, []).append((p, place))
+        self.kept: set[tuple[int, int]] = set()
+        self.decided: list[tuple[Promise, list[int]]] = []
 
-    for op in reads[np.argsort(ops["start_ns"][reads], kind="stable")].tolist():
-        key, start, tid = int(files.op_key[op]), int(ops["start_ns"][op]), int(ops["tid"][op])
-        fits = {
+    def follow(self, reads: Ints) -> list[tuple[Promise, list[int]]]:
+        """Operations of each run with the promise it keeps."""
+        ops, runs = self.ops, dict[int, _Run]()
+        for op in reads[np.argsort(ops["start_ns"][reads], kind="stable")].tolist():
+            tid = int(ops["tid"][op])
+            fits = self._fits(op)
+            run = runs.get(tid)
+            if run is not None:
+                onward = {p: at for p, at in fits.items() if at > run.candidates.get(p, at)}
+                if onward:
+                    run.ops.append(op)
+                    run.candidates = onward
+                    continue
+                self._close(runs.pop(tid))
+                fits = self._fits(op)
+            if fits:
+                runs[tid] = _Run([op], fits)
+        for run in runs.values():
+            self._close(run)
+        return self.decided
+
+    def _fits(self, op: int) -> dict[int, int]:
+        """Open promises of this key -> place of the key in them."""
+        key, start = int(self.files.op_key[op]), int(self.ops["start_ns"][op])
+        return {
             p: place
-            for p, place in by_key.get(key, ())
-            if usable[p].start_ns <= start <= deadline[usable[p].request] and (p, key) not in kept
+            for p, place in self.by_key.get(key, ())
+            if self.usable[p].start_ns <= start <= self.deadline[self.usable[p].request]
+            and (p, key) not in self.kept
         }
-        run = runs.get(tid)
-        if run is not None:
-            onward = {p: at for p, at in fits.items() if at > run.candidates.get(p, at)}
-            if onward:
-                run.ops.append(op)
-                run.candidates = onward
-                continue
-            close(runs.pop(tid))
-            fits = {p: at for p, at in fits.items() if (p, key) not in kept}
-        if fits:
-            runs[tid] = _Run([op], fits)
-    for run in runs.values():
-        close(run)
 
+    def _close(self, run: _Run) -> None:
+        chosen = min(run.candidates, key=lambda p: self._cost(run, p))
+        self.kept.update((chosen, int(self.files.op_key[op])) for op in run.ops)
+        self.decided.append((self.usable[chosen], run.ops))
 
-def _choose(
-    run: _Run,
-    usable: list[Promise],
-    kept: set[tuple[int, int]],
-    files: KVFiles,
-    op_request: Ints,
-) -> int:
-    """Among promises a run may keep: least already kept by others, then the oldest."""
-
-    def cost(p: int) -> tuple[int, int, int]:
-        taken = sum((p, int(files.op_key[op])) in kept for op in run.ops)
-        left_over = abs(len(usable[p].hits) - run.candidates[p] - 1)
-        return taken, left_over, usable[p].start_ns
-
-    return min(run.candidates, key=cost)
+    def _cost(self, run: _Run, p: int) -> tuple[int, int, int, int]:
+        """Least kept by others, least read after its prefill began, complete, then the oldest."""
+        promise = self.usable[p]
+        taken = sum((p, int(self.files.op_key[op])) in self.kept for op in run.ops)
+        late = sum(self.ops["end_ns"][op] > self.prefill[promise.request] for op in run.ops)
+        left_over = len(promise.hits) - run.candidates[p] - 1
+        # One of several threads on the same job stops up to that many keys before the end.
+        share = 1 if self.ops["kind"][run.ops[0]] == OpKind.URING_READ else self.fan_out
+        return taken, int(late), left_over // share, promise.start_ns
 
 
 def _follow_misses(

@@ -32,7 +32,8 @@ def correlate(tables: Tables) -> Ledger:
     engine = manifest.engine
     unit_tokens = engine.unit_tokens if engine else None
     files = identify(lookups, ops)
-    who = attribute(requests, tables.frame("keys"), lookups, ops, files, unit_tokens)
+    fan_out = (engine.reads_in_flight if engine else None) or 1
+    who = attribute(requests, tables.frame("keys"), lookups, ops, files, unit_tokens, fan_out)
     owner = tie(block, ops)
     join = _Join(requests, lookups, ops, block, who, owner)
     accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]

@@ -128,6 +128,7 @@ def match(found: list[Promise], requests: Frame, unit_tokens: int | None) -> Non
     _join_repeats(found, rows, columns)
 
 
+_NEVER = np.iinfo(np.int64).max
 _UNMATCHED = 1e6
 _MISFIT = 1e3
 
@@ -140,11 +141,14 @@ def _edges(
     deadline = np.where(
         requests["prefill_start_ns"] >= 0, requests["prefill_start_ns"], requests["first_token_ns"]
     )
-    deadline = np.where(deadline >= 0, deadline, np.iinfo(np.int64).max)
+    deadline = np.where(deadline >= 0, deadline, _NEVER)
     hits = requests["storage_hit_tokens"]
     prompt = requests["prompt_tokens"]
     order = np.argsort(arrival, kind="stable")
     longest = np.maximum.accumulate(deadline[order])
+    longest_wait = max(
+        int((deadline[deadline < _NEVER] - arrival[deadline < _NEVER]).max(initial=1)), 1
+    )
     rows, columns, costs = [], [], []
     for b, promise in enumerate(found):
         stop = int(np.searchsorted(arrival[order], promise.start_ns, side="right"))
@@ -153,8 +157,8 @@ def _edges(
             continue
         near = order[begin:stop]
         near = near[deadline[near] >= promise.end_ns]
-        waited = (promise.start_ns - arrival[near]) / 1e9
-        cost = 1 + waited / (1 + waited)
+        # Convex, so that of two bursts the earlier goes to the earlier arrival.
+        cost = 1 + ((promise.start_ns - arrival[near]) / longest_wait) ** 2
         if unit_tokens:
             tokens = len(promise.hits) * unit_tokens
             told = hits[near] >= 0
