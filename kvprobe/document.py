@@ -78,8 +78,14 @@ def _settings(
     adapter = engines.engines().get(adapter_name or "")
     if adapter is None or facts is None:
         return {}
-    translate = adapter.translate
-    return {knob: lambda value, knob=knob: translate(knob, value, facts) for knob in KNOBS}
+    return {knob: _setting(adapter, knob, facts) for knob in KNOBS}
+
+
+def _setting(adapter: Engine, knob: str, facts: EngineFacts) -> Callable[[int], EngineSetting]:
+    def in_its_words(value: int) -> EngineSetting:
+        return adapter.translate(knob, value, facts)
+
+    return in_its_words
 
 
 def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
