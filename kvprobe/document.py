@@ -18,6 +18,7 @@ from kvprobe.correlator import Account, Ledger, correlate
 from kvprobe.correlator.ledger import BreakEven, DeviceAccount
 from kvprobe.findings import detect_all
 from kvprobe.model import (
+    Engine,
     EngineFacts,
     EngineSetting,
     Facts,
