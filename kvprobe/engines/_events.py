@@ -224,8 +224,7 @@ class EventSignal:
             return False
         self._remember(self._with_keys, request)
         self._keys += [
-            {"request_id": request, "position": place, "key": key}
-            for place, key in enumerate(keys)
+            {"request_id": request, "position": place, "key": key} for place, key in enumerate(keys)
         ]
         return True
 
