@@ -92,8 +92,8 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 
 #define HASH(map, key, value, entries) BPF_TABLE("hash", key, value, map, entries)
 #define LRU_HASH(map, key, value, entries) BPF_TABLE("lru_hash", key, value, map, entries)
-#define ARRAY(map, value, entries) BPF_TABLE("array", int, value, map, entries)
-#define PER_CPU_ARRAY(map, value, entries) BPF_TABLE("percpu_array", int, value, map, entries)
+#define ARRAY(map, value, entries) BPF_TABLE("array", u32, value, map, entries)
+#define PER_CPU_ARRAY(map, value, entries) BPF_TABLE("percpu_array", u32, value, map, entries)
 #define RING(table) BPF_RINGBUF_OUTPUT(table, KV_RING_PAGES_##table)
 
 #define LOOKUP(map, key) map##_lookup(key)
