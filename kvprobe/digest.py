@@ -24,16 +24,16 @@ SPANS = (
     ("lookup_to_read_ns", "lookup to read", "chunks known, first read not yet issued"),
     ("restore_ns", "restore", "first read issued to last read done"),
     ("read_to_prefill_ns", "read to prefill", "data in memory, prefill not yet started"),
-    ("prefill_ns", "prefill", "computing the tokens that were not restored"),
+    ("prefill_ns", "prefill", "computing tokens that were not restored"),
     ("other_ns", "other", "explained by nothing that was traced"),
 )
 """Spans of the time to first token in order of time: key, name, meaning."""
 
 RESTORE_PARTS = (
     ("device_ns", "device", "the device or fabric was working on it"),
-    ("block_queue_ns", "block queue", "queued in the block layer, not yet at the device"),
+    ("block_queue_ns", "block queue", "waiting in the block layer"),
     ("software_ns", "software", "read call open, nothing outstanding below it"),
-    ("idle_ns", "idle", "between two read calls: nobody had asked for anything"),
+    ("idle_ns", "idle", "between reads: nothing was asked for"),
 )
 """Parts of a restore: key, name, meaning."""
 
@@ -112,9 +112,7 @@ class Part:
     n: int
 
 
-def parts(
-    items: Sequence[Any], group: str, names: Sequence[tuple[str, str, str]]
-) -> list[Part]:
+def parts(items: Sequence[Any], group: str, names: Sequence[tuple[str, str, str]]) -> list[Part]:
     """Totals, shares, medians and p90 of the figures of one group (``spans``, ``restore``)."""
     columns = [(name, numbers(items, group, name[0])) for name in names]
     whole = sum(sum(values) for _, values in columns)
@@ -151,17 +149,20 @@ def regret_ns(row: Any) -> float | None:
     return None if gain is None else max(0.0, -gain)
 
 
-def attribution_bytes(items: Sequence[Any]) -> dict[str, tuple[float, int]]:
-    """Restored bytes and requests by attribution class, as ``{class: (bytes, requests)}``."""
-    found = {name: (0.0, 0) for name, _ in ATTRIBUTION}
-    for row in items:
-        count = number(row, "restore", "bytes") or 0
-        for name in found:
-            part = number(row, "attribution", name) or 0
-            if part > 0:
-                total, requests = found[name]
-                found[name] = (total + part * count, requests + 1)
-    return found
+def attribution_requests(document: Document) -> dict[str, int]:
+    """How many requests have bytes of each attribution class."""
+    items = rows(document, "requests")
+    return {
+        name: sum((number(row, "attribution", name) or 0) > 0 for row in items)
+        for name, _ in ATTRIBUTION
+    }
+
+
+def mean_rate(document: Document, device: Any, way: str) -> float | None:
+    """Bytes a second that a device moved over the window; ``way`` is ``read`` or ``write``."""
+    count = number(device, f"{way}_bytes")
+    span = number(document, "capture", "duration_ns")
+    return None if count is None or not span or span <= 0 else count / span * 1e9
 
 
 def attribution_class(row: Any) -> str | None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 UNKNOWN = "unknown"
+DASH = "\N{EN DASH}"
 
 Number = float | int | None
 Scale = tuple[float, str]
@@ -94,6 +95,14 @@ def count(value: Number) -> str:
     return f"{value:,.0f}" if value == int(value) else digits(value)
 
 
+def fixed(value: Number, decimals: int = 2) -> str:
+    """A figure near 1, such as a queue depth or a ratio, with fixed decimals."""
+    if value is None or not known(value):
+        return UNKNOWN
+    least = 10.0**-decimals
+    return f"<{least:.{decimals}f}" if 0 < value < least / 2 else f"{value:,.{decimals}f}"
+
+
 def share(value: Number) -> str:
     """A share of 1 as percent: ``41.2 %``; a trace is ``<0.1 %``, never ``0.0 %``."""
     if value is None or not known(value):
@@ -117,7 +126,7 @@ def interval(mid: Number, low: Number, high: Number, show: Callable[[Number], st
 
 
 def _dash(low: Number) -> str:
-    return " to " if low is not None and low < 0 else "–"
+    return " to " if low is not None and low < 0 else DASH
 
 
 def _like(mid: Number, value: Number, show: Callable[[Number], str]) -> str:

@@ -68,7 +68,12 @@ def request(rng: random.Random, index: int) -> dict[str, Any]:
         spans["read_to_prefill_ns"] = rng.randrange(30_000, 900_000)
         parts = split(
             spans["restore_ns"],
-            [rng.uniform(38, 46), rng.uniform(2, 7) * slow, rng.uniform(9, 14), rng.uniform(35, 47)],
+            [
+                rng.uniform(38, 46),
+                rng.uniform(2, 7) * slow,
+                rng.uniform(9, 14),
+                rng.uniform(35, 47),
+            ],
         )
         restore = {
             "bytes": units * UNIT_BYTES,
@@ -109,6 +114,15 @@ def request(rng: random.Random, index: int) -> dict[str, Any]:
         "spans": spans,
         "restore": restore,
         "recompute": {"estimate_ns": mid, "low_ns": low, "high_ns": high},
+        "restore_estimate": None
+        if restores
+        else dict(
+            zip(
+                ("estimate_ns", "low_ns", "high_ns"),
+                estimate(rng, FIXED + PER_TOKEN * stored, 0.1),
+                strict=True,
+            )
+        ),
         "verdict": "unknown" if outcome == "unknown" else f"{side}_{outcome}",
         "gain_ns": gain,
         "gain_low_ns": gain - margin,
@@ -132,6 +146,15 @@ def special(requests: list[dict[str, Any]]) -> None:
     cut["id"] = "chatcmpl-7f3a9be2-55d1-4c0e-9d0f-3b1c2a77e901"
 
 
+def attributed(requests: list[dict[str, Any]]) -> dict[str, int]:
+    """Bytes of KV reads by class."""
+    found = dict.fromkeys(("exact", "thread", "window", "shared", "none"), 0)
+    for row in requests:
+        for name in found if row["restore"] else ():
+            found[name] += int(row["attribution"][name] * row["restore"]["bytes"])
+    return found
+
+
 def break_even() -> dict[str, Any]:
     """Both routes over the prefix length, and where they cross."""
     curve = []
@@ -147,22 +170,20 @@ def break_even() -> dict[str, Any]:
                 "recompute_ns": int(cost * SECOND),
                 "recompute_low_ns": int(cost * 0.95 * SECOND),
                 "recompute_high_ns": int(cost * 1.06 * SECOND),
-                "n": 4 + tokens % 37,
             }
         )
     return {
         "model": {
-            "recompute": {
-                "a_s": A, "b_s_per_token": B, "c_s_per_token2": C, "n": 210, "error": 0.031,
-                "prefill": "modelled",
-            },
-            "restore": {"fixed_s": FIXED, "s_per_byte": PER_TOKEN / (UNIT_BYTES / 16), "n": 192},
-            "note": "",
+            "recompute_coefficients_s": [A, B, C], "recompute_n": 210, "recompute_error": 0.031,
+            "restore_coefficients_s": [FIXED, PER_TOKEN / (UNIT_BYTES / UNIT_TOKENS)],
+            "restore_n": 192,
         },
         "curve": curve,
         "tokens": 1240,
         "tokens_low": 1020,
         "tokens_high": 1610,
+        "n": 192,
+        "note": "",
     }  # fmt: skip
 
 
@@ -188,13 +209,17 @@ def devices() -> list[dict[str, Any]]:
             "name": "loop3",
             "transport": "loop",
             "queues": [{"hw_queue": 0, "requests": 162_013, "bytes": 42_471_653_376}],
-            "depth": {"mean": 1.13, "p99": 4, "time_at_zero_share": 0.412, "now": 1.02},
+            "depth": {"mean": 1.13, "p99": 4, "time_at_zero_share": 0.412},
             "reads": 160_111,
             "read_bytes": 41_972_137_984,
             "writes": 1_902,
             "write_bytes": 499_515_392,
-            "rates": {"read_bytes_per_s": 431e6, "write_bytes_per_s": 8.3e6},
-            "read_latency": {"p50_ns": 583_000, "p99_ns": 2_917_000, "n": 160_111},
+            "read_latency": {
+                "median_ns": 583_000,
+                "p5_ns": 402_000,
+                "p95_ns": 1_917_000,
+                "n": 160_111,
+            },
             "surface": surface,
             "little_check": {"ratio": 0.993, "n": 160_111},
         },
@@ -202,15 +227,14 @@ def devices() -> list[dict[str, Any]]:
             "name": "nvme0n1",
             "transport": "pcie",
             "queues": [],
-            "depth": {"mean": 0.004, "p99": 0, "time_at_zero_share": 0.9991, "now": 0.0},
+            "depth": {"mean": 0.004, "p99": 0, "time_at_zero_share": 0.9991},
             "reads": 13,
             "read_bytes": 53_248,
             "writes": 211,
             "write_bytes": 1_212_416,
-            "rates": {"read_bytes_per_s": 887.0, "write_bytes_per_s": 20_206.0},
-            "read_latency": {"p50_ns": 91_000, "p99_ns": None, "n": 13},
+            "read_latency": {"median_ns": None, "p5_ns": None, "p95_ns": None, "n": 13},
             "surface": [],
-            "little_check": None,
+            "little_check": {"ratio": None, "n": 224},
         },
     ]
 
@@ -309,10 +333,12 @@ def document(seed: int = 20261201) -> dict[str, Any]:
         "schema_version": 1,
         "capture": {
             "id": "5b1f0e4c9d3a4f52",
-            "start_wall": "2026-12-01T20:31:07.412009Z",
+            "kvprobe": "0.1.0",
+            "start_wall": 1_796_157_067_412_009_413,
             "start_ns": START_NS,
             "duration_ns": 60_003_917_229,
             "complete": True,
+            "redacted": False,
             "host": "kv-node-07",
             "kernel": "6.18.0-amd64",
             "loader": "core",
@@ -323,6 +349,12 @@ def document(seed: int = 20261201) -> dict[str, Any]:
                 "reads_in_flight": 1, "direct": True, "root": "/mnt/kv", "prefetch": False,
                 "prefill": "modelled",
             },
+            "signal": {"understood": 633, "ignored": 0},
+            "clock": {
+                "before_ns": 1_796_157_067_412_009_413 - START_NS,
+                "after_ns": 1_796_157_067_412_009_413 - START_NS + 1_009,
+                "uncertainty_ns": 211, "steps": 0,
+            },
             "notes": [],
         },
         "losses": {
@@ -331,12 +363,18 @@ def document(seed: int = 20261201) -> dict[str, Any]:
             "lookups": {"rows": 61_007, "lost": 127, "thinned": 6_101},
             "requests": {"rows": REQUESTS, "lost": 0, "thinned": 0},
         },
+        "missing": [
+            {"what": "hardware queue numbers", "why": "the loop driver has one queue",
+             "effect": "queue imbalance cannot be seen", "fix": ""}
+        ],
         "cost": {
-            "probe_ns_per_event": 163.0, "probe_cpu_share": 0.0007, "agent_cpu_share": 0.0061,
-            "budget_share": 0.01,
+            "probe_ns_per_event": 163.0, "probe_runs": 260_317, "probe_cpu_share": 0.0007,
+            "agent_cpu_share": 0.0061, "budget_share": None, "programs": [],
         },
         "requests": requests,
+        "attributed_bytes": attributed(requests),
         "break_even": break_even(),
+        "read_ahead": None,
         "devices": devices(),
         "findings": findings(requests),
         "proposals": proposals(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import RenderableType
@@ -12,6 +13,8 @@ from kvprobe import digest, units
 from kvprobe.digest import Document, label, number, pick, rows
 from kvprobe.model import Verdict
 from kvprobe.reports._text.page import SEVERITY_STYLES, Page, labelled, paragraph
+
+_YEAR_9999_NS = 253_370_764_800 * 10**9
 
 
 def head(document: Document, page: Page) -> Iterator[RenderableType]:
@@ -30,9 +33,7 @@ def head(document: Document, page: Page) -> Iterator[RenderableType]:
         pairs.append(("losses", "none lost, none thinned" if pick(document, "losses") else
                       "unknown"))  # fmt: skip
     pairs.append(("own cost", _cost(document)))
-    notes = pick(document, "capture", "notes")
-    for note in notes if isinstance(notes, list) else ():
-        pairs.append(("note", label({"note": note}, "note") or units.UNKNOWN))
+    pairs += [("note", text) for text in _notes(document)]
     yield labelled(pairs, indent=0)
 
 
@@ -53,15 +54,14 @@ def headline(document: Document) -> str:
         regrets = [
             value
             for row in rows(document, "requests")
-            if label(row, "verdict") == verdict
-            and (value := digest.regret_ns(row)) is not None
+            if label(row, "verdict") == verdict and (value := digest.regret_ns(row)) is not None
         ]
         if counts[verdict]:
             total = units.duration(sum(regrets)) if regrets else "an unknown time"
             said.append(f"{counts[verdict]:,} {what} {total} in total")
     undecided = len(restored) - won - lost
     if restored and undecided > 0:
-        said.append(f"{undecided:,} are too close to call")
+        said.append(f"{undecided:,} are undecided")
     said.append(_break_even(document))
     return "; ".join(said) + "."
 
@@ -70,14 +70,11 @@ def _break_even(document: Document) -> str:
     tokens = number(document, "break_even", "tokens")
     if tokens is None:
         return "break-even unknown"
-    low = number(document, "break_even", "tokens_low")
-    high = number(document, "break_even", "tokens_high")
-    if low is None or high is None:
+    low = units.count(number(document, "break_even", "tokens_low"))
+    high = units.count(number(document, "break_even", "tokens_high"))
+    if units.UNKNOWN in (low, high):
         return f"break-even at {units.count(tokens)} tokens (interval unknown)"
-    return (
-        f"break-even at {units.count(tokens)} tokens "
-        f"(90 % {units.count(low)}–{units.count(high)})"
-    )
+    return f"break-even at {units.count(tokens)} tokens ({low}{units.DASH}{high} at 90 %)"
 
 
 def answer(document: Document, page: Page) -> Iterator[RenderableType]:
@@ -89,24 +86,26 @@ def answer(document: Document, page: Page) -> Iterator[RenderableType]:
 def next_steps(document: Document, page: Page) -> Iterator[RenderableType]:
     """The end of the summary: one line a finding and a proposal, and how to see the rest."""
     lines: list[tuple[str, str | Text]] = []
-    for finding in rows(document, "findings"):
+    graded = sorted(rows(document, "findings"), key=digest.severity_rank, reverse=True)
+    for finding in graded:
         name = label(finding, "severity") or "info"
-        slug = label(finding, "slug") or units.UNKNOWN
+        slug = Text(label(finding, "slug") or units.UNKNOWN, SEVERITY_STYLES.get(name, ""))
         subject = label(finding, "subject")
-        lines.append((name, Text.assemble(
-            (slug, SEVERITY_STYLES.get(name, "")), f" on {subject}" if subject else "",
-            f"   kvprobe playbook {slug}")))  # fmt: skip
+        lines.append((name, slug.append(f" on {subject}", "none") if subject else slug))
     for proposal in rows(document, "proposals"):
         knob = label(proposal, "knob") or units.UNKNOWN
         needs = label(proposal, "needs")
-        lines.append(("propose", f"{knob}: measure first: {needs}" if needs else
-                      f"{knob}: {change(proposal)}"))  # fmt: skip
+        what = f"measure first: {needs}" if needs else change(proposal)
+        lines.append(("propose", f"{knob}: {what}"))
     if not lines:
         lines = [("findings", "none")]
     yield Text("")
     yield labelled(lines, indent=0)
+    pairs = [("what to do", "kvprobe playbook SLUG")] if graded else []
     if page.source:
-        yield Text(f"\nThe whole report: kvprobe report {page.source}")
+        pairs.append(("the whole", f"kvprobe report {page.source}"))
+    yield Text("")
+    yield labelled(pairs, indent=0)
 
 
 def change(proposal: Any) -> str:
@@ -163,23 +162,41 @@ def _engine(document: Document) -> str:
 def _window(document: Document) -> str:
     capture = pick(document, "capture")
     said = [units.duration(number(capture, "duration_ns"))]
-    if start := label(capture, "start_wall"):
-        said.append(f"from {start[:19].replace('T', ' ')}{' UTC' if start.endswith('Z') else ''}")
-    if host := label(capture, "host") or label(capture, "host", "hostname"):
+    start = number(capture, "start_wall")
+    if start is not None and 0 <= start < _YEAR_9999_NS:
+        said.append(f"from {datetime.fromtimestamp(start / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC")
+    if host := label(capture, "host"):
         said.append(f"on {host}")
-    kernel = label(capture, "kernel") or label(capture, "host", "kernel")
-    if kernel:
+    if kernel := label(capture, "kernel"):
         said.append(f"Linux {kernel}")
     return ", ".join(said)
 
 
 def _cost(document: Document) -> str:
     cost = pick(document, "cost")
-    per_event = units.duration(number(cost, "probe_ns_per_event"))
-    probes = units.share(number(cost, "probe_cpu_share"))
-    agent = units.share(number(cost, "agent_cpu_share"))
-    budget = units.share(number(cost, "budget_share"))
-    return (
-        f"{per_event} an event in the kernel; {probes} of one core for the probes and "
-        f"{agent} for kvprobe; budget {budget}"
-    )
+    said = []
+    if (per_event := number(cost, "probe_ns_per_event")) is not None:
+        runs = units.count(number(cost, "probe_runs"))
+        said.append(f"{units.duration(per_event)} an event (n={runs})")
+    for key, name in (("probe_cpu_share", "probes"), ("agent_cpu_share", "kvprobe")):
+        if (share := number(cost, key)) is not None:
+            said.append(f"{name} {units.share(share)} of one core")
+    if (budget := number(cost, "budget_share")) is not None:
+        said.append(f"budget {units.share(budget)}")
+    return "; ".join(said) or units.UNKNOWN
+
+
+def _notes(document: Document) -> Iterator[str]:
+    """What a reader must know before the figures: notes, blind spots, a signal half understood."""
+    notes = pick(document, "capture", "notes")
+    for note in notes if isinstance(notes, list) else ():
+        yield label({"note": note}, "note") or units.UNKNOWN
+    for gap in rows(document, "missing"):
+        what, effect = label(gap, "what") or units.UNKNOWN, label(gap, "effect")
+        yield f"not seen: {what}" + (f"; {effect}" if effect else "")
+    ignored = number(document, "capture", "signal", "ignored")
+    if ignored:
+        yield f"{ignored:,} lines of the engine's signal were not understood"
+    steps = number(document, "capture", "clock", "steps")
+    if steps:
+        yield f"the wall clock was set {steps:,} times during the window"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -9,13 +10,16 @@ from typing import Any, Literal
 
 from rich.box import Box
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvprobe import bars
 
-NARROWEST, WIDEST = 60, 200
+NARROWEST, WIDEST = 80, 200
+PROSE = 110
+"""Widest line of running text; tables may be wider."""
 
 PART_STYLES = ("cyan", "yellow", "magenta", "red")
 """Colours of restore parts, in the order of ``digest.RESTORE_PARTS``."""
@@ -55,6 +59,8 @@ class Column:
     from_width: int = 0
     most: int | None = None
     """Widest cell; longer text ends in an ellipsis."""
+    wraps: bool = False
+    """Whether this column gives way where the page is too narrow for all."""
 
 
 def table(page: Page, columns: Sequence[Column], items: Iterable[Any]) -> RenderableType:
@@ -68,8 +74,8 @@ def table(page: Page, columns: Sequence[Column], items: Iterable[Any]) -> Render
             column.title,
             justify=column.justify,
             max_width=column.most,
-            overflow="ellipsis" if column.most else "fold",
-            no_wrap=True,
+            overflow="fold" if column.wraps else "ellipsis",
+            no_wrap=not column.wraps,
         )
     for item in items:
         grid.add_row(*(column.value(item) for column in shown))
@@ -86,7 +92,7 @@ def heading(title: str, note: str = "") -> RenderableType:
 
 def paragraph(text: Cell, indent: int = 1) -> RenderableType:
     """Wrapped text."""
-    return Padding(Text(text) if isinstance(text, str) else text, (0, 0, 0, indent))
+    return Padding(Constrain(_kept_together(text), PROSE), (0, 0, 0, indent))
 
 
 def labelled(pairs: Iterable[tuple[str, Cell]], indent: int = 1, gap: int = 2) -> RenderableType:
@@ -95,8 +101,24 @@ def labelled(pairs: Iterable[tuple[str, Cell]], indent: int = 1, gap: int = 2) -
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for name, text in pairs:
-        grid.add_row(name, text)
-    return Padding(grid, (0, 0, 0, indent))
+        grid.add_row(name, _kept_together(text))
+    return Padding(Constrain(grid, PROSE), (0, 0, 0, indent))
+
+
+_GLUE = "\N{BRAILLE PATTERN BLANK}"
+"""Stands for a space where a line must not break; rich takes every real space as a chance."""
+_TOGETHER = re.compile(
+    r"(?<=\d) (?=(?:ns|µs|ms|s|min|h|B|[KMGT]iB(?:/s)?|B/s|%|tokens|requests)\b|%)"
+)
+
+
+def _kept_together(text: Cell) -> Text:
+    """The text with numbers glued to their units."""
+    if isinstance(text, str):
+        return Text(_TOGETHER.sub(_GLUE, text))
+    glued = Text(_TOGETHER.sub(_GLUE, text.plain), text.style)
+    glued.spans = list(text.spans)
+    return glued
 
 
 def print_page(
@@ -118,5 +140,6 @@ def print_page(
     )
     with console.capture() as captured:
         console.print(Group(*sections))
-    text = "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n") + "\n"
+    lines = captured.get().replace(_GLUE, " ").splitlines()
+    text = "\n".join(line.rstrip() for line in lines).strip("\n") + "\n"
     return bars.to_ascii(text) if ascii_only else text

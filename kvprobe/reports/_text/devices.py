@@ -1,0 +1,82 @@
+"""The devices: how deep their queues were, how fast they answered, what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+
+from kvprobe import digest, units
+from kvprobe.digest import Document, label, number, pick, rows
+from kvprobe.reports._text.page import Column, Page, heading, labelled, paragraph, table
+
+
+def devices(document: Document, page: Page) -> Iterator[RenderableType]:
+    """One block a device."""
+    items = rows(document, "devices")
+    if not items:
+        yield heading("Devices")
+        yield paragraph("No block device was seen.")
+    for item in items:
+        transport = label(item, "transport")
+        yield heading(
+            f"Device {label(item, 'name') or units.UNKNOWN}",
+            f"transport {transport or units.UNKNOWN}",
+        )
+        yield labelled(list(_lines(document, item)))
+        surface = rows(item, "surface")
+        if surface:
+            yield table(page, _surface_columns(), surface)
+
+
+def _lines(document: Document, item: Any) -> Iterator[tuple[str, str]]:
+    for way in ("read", "write"):
+        count, size = number(item, f"{way}s"), number(item, f"{way}_bytes")
+        rate = digest.mean_rate(document, item, way)
+        if count is not None:
+            text = f"{units.count(count)} requests, {units.size(size)}"
+            yield f"{way}s", text + (f", {units.rate(rate)} on average" if rate is not None else "")
+    depth = pick(item, "depth")
+    yield (
+        "queue depth",
+        f"mean {units.fixed(number(depth, 'mean'))}, p99 {units.count(number(depth, 'p99'))}, "
+        f"nothing queued {units.share(number(depth, 'time_at_zero_share'))} of the time",
+    )
+    latency = pick(item, "read_latency")
+    if number(latency, "median_ns") is not None:
+        low, mid, high = (
+            units.duration(number(latency, key)) for key in ("p5_ns", "median_ns", "p95_ns")
+        )
+        n = units.count(number(latency, "n"))
+        yield "read latency", f"p5 {low}, median {mid}, p95 {high} (n={n})"
+    queues = rows(item, "queues")
+    if len(queues) > 1:
+        loads = [number(queue, "requests") or 0 for queue in queues]
+        busiest, whole = max(loads), sum(loads)
+        share = units.share(busiest / whole if whole else None)
+        yield "hardware queues", f"{len(queues)}; the busiest carried {share} of the requests"
+    yield "Little's law", _little(pick(item, "little_check"))
+
+
+def _little(check: Any) -> str:
+    ratio = number(check, "ratio")
+    if ratio is None:
+        return "not checked: too few requests"
+    n = units.count(number(check, "n"))
+    text = f"rate x latency / measured depth = {units.fixed(ratio, 3)} (n={n})"
+    return text if abs(ratio - 1) <= 0.1 else f"{text}: some I/O of this device was not seen"
+
+
+def _surface_columns() -> list[Column]:
+    return [
+        Column("request size", lambda row: units.size(number(row, "size_bytes"))),
+        Column("depth", lambda row: units.count(number(row, "depth"))),
+        Column("device rate", lambda row: units.interval(
+            number(row, "bytes_per_s"), number(row, "low_bytes_per_s"),
+            number(row, "high_bytes_per_s"), units.rate)),
+        Column("n", lambda row: units.count(number(row, "n"))),
+        Column("measured in", lambda row: label(row, "source") or units.UNKNOWN, "left"),
+        Column("way", lambda row: {True: "direct", False: "buffered"}.get(
+            pick(row, "direct"), units.UNKNOWN), "left"),
+    ]  # fmt: skip
