@@ -14,7 +14,6 @@ from typing import IO
 
 from kvprobe.capture.frames import empty_frame
 from kvprobe.capture.manifest import FORMAT, FORMAT_VERSION, Manifest
-from kvprobe.capture.segments import RawColumns
 from kvprobe.capture.typed_json import MAX_BYTES, from_json, parse_json, to_json
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import Frame
@@ -34,7 +33,7 @@ _RECAPTURE = "the file was cut or changed after it was written: copy it again"
 def write_archive(
     path: Path,
     manifest: Manifest,
-    tables: Mapping[str, Iterable[RawColumns]],
+    tables: Mapping[str, Iterable[Frame]],
     derived: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
@@ -62,8 +61,8 @@ def write_archive(
                         zipfile.ZipInfo(f"{name}.parquet"), "w", force_zip64=True
                     ) as member:
                         writer = TableWriter(member, TABLES[name], derived)
-                        for raw in _chain(first, iterator):
-                            writer.write(raw)
+                        for frame in _chain(first, iterator):
+                            writer.write(frame)
                             if progress is not None:
                                 progress(sum(counts.values()) + writer.rows)
                         writer.close()
@@ -76,7 +75,7 @@ def write_archive(
     return counts
 
 
-def _chain(first: RawColumns, rest: Iterator[RawColumns]) -> Iterator[RawColumns]:
+def _chain(first: Frame, rest: Iterator[Frame]) -> Iterator[Frame]:
     yield first
     yield from rest
 

@@ -23,12 +23,7 @@ def recogniser(engine_name: str | None) -> Recogniser:
 
 
 def fill_keys(frame: Frame, engine_name: str | None) -> None:
-    """Set ``kv_key`` and ``kv_temporary`` of a ``lookups`` frame from its paths.
-
-    A redacted capture brings both columns with it, and keeps them.
-    """
-    if "kv_key" in frame and frame["kv_key"].any():
-        return
+    """Set ``kv_key`` and ``kv_temporary`` of a ``lookups`` frame from its paths."""
     recognise = recogniser(engine_name)
     known: dict[str | None, KVPath | None] = {None: None}
     found = []

@@ -1,4 +1,4 @@
-"""One table as Parquet: written from raw columns, read back as an analysis frame.
+"""One table as Parquet: written from an analysis frame and read back as one.
 
 Column types follow ``schema``; unknown is a real null. A reader takes any file whose columns have
 the expected types: further columns are ignored, a missing column is unknown where the schema
@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from kvprobe.capture.frames import empty_frame, object_array, text_column, unknown_column
-from kvprobe.capture.segments import RawColumns
+from kvprobe.capture.frames import empty_frame, text_column, unknown_column
 from kvprobe.model import Frame
 from kvprobe.schema import UNKNOWN, Column, Table
 
@@ -36,6 +35,7 @@ _ARROW: dict[str, pa.DataType] = {
     "i8": pa.int64(),
     "f8": pa.float64(),
     "O": pa.string(),
+    "S": pa.string(),
 }
 
 
@@ -44,8 +44,8 @@ class DamagedTable(Exception):
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """The stored type of a column; C strings are binary, for a path need not be UTF-8."""
-    return pa.binary() if column.dtype[0] == "S" else _ARROW[column.dtype]
+    """The stored type of a column."""
+    return _ARROW["S" if column.dtype[0] == "S" else column.dtype]
 
 
 def nullable(table: Table, column: Column) -> bool:
@@ -69,7 +69,7 @@ class TableWriter:
         self._schema = pa.schema([(c.name, arrow_type(c)) for c in self._columns])
         self._waiting: list[pa.RecordBatch] = []
         # Times grow steadily: differences are a third of their size and cost less than a
-        # dictionary. Everything else repeats a lot.
+        # dictionary. Everything else repeats a lot, sectors excepted.
         times = [c.name for c in self._columns if c.unit == "ns" and c.dtype in ("u8", "i8")]
         plain = {*times, "sector"}
         self._writer = pq.ParquetWriter(
@@ -81,23 +81,11 @@ class TableWriter:
             column_encoding=dict.fromkeys(times, "DELTA_BINARY_PACKED"),
         )
 
-    def write(self, raw: RawColumns) -> None:
-        """Append rows; absent columns are unknown.
-
-        Raises:
-            DamagedTable: a column that must be known is absent, or does not have its type.
-        """
-        length = len(next(iter(raw.values())))
-        arrays = []
-        for column in self._columns:
-            if column.name in raw:
-                arrays.append(_to_arrow(self._table, column, raw[column.name]))
-            elif nullable(self._table, column):
-                arrays.append(pa.array([None] * length, type=arrow_type(column)))
-            else:
-                raise DamagedTable(f"column {column.name} is missing")
+    def write(self, frame: Frame) -> None:
+        """Append the rows of a frame."""
+        arrays = [_to_arrow(self._table, c, frame[c.name]) for c in self._columns]
         self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self.rows += length
+        self.rows += len(arrays[0])
         if sum(batch.num_rows for batch in self._waiting) >= _BATCH_ROWS:
             self._flush()
 
@@ -115,24 +103,12 @@ class TableWriter:
 def _to_arrow(table: Table, column: Column, values: NDArray[Any]) -> pa.Array[Any]:
     kind = arrow_type(column)
     if values.dtype == object:
-        if kind == pa.string():
-            values = object_array([_utf8(value) for value in values])
         return pa.array(values, type=kind)
-    if values.dtype != np.dtype(column.dtype):
-        raise DamagedTable(f"column {column.name} has type {values.dtype}")
-    contiguous = np.ascontiguousarray(values)
-    mask = None
-    if column.dtype == "f8":
-        mask = np.isnan(contiguous)
-    elif not table.kernel or column in table.derived:
-        mask = contiguous == UNKNOWN
-    elif column.null is not None:
-        mask = contiguous == column.null
-    return pa.array(contiguous, type=kind, mask=mask)
-
-
-def _utf8(value: str | None) -> str | None:
-    return None if value is None else value.encode("utf-8", "backslashreplace").decode()
+    if values.dtype.kind == "f":
+        return pa.array(values, type=kind, mask=np.isnan(values))
+    # Only where unknown is possible is -1 unknown: in ``result`` it is an errno.
+    mask = values == UNKNOWN if nullable(table, column) else None
+    return pa.array(values.astype(column.dtype), type=kind, mask=mask)
 
 
 # ---------------------------------------------------------------- reading
@@ -141,8 +117,8 @@ def _utf8(value: str | None) -> str | None:
 def read_table(data: bytes, table: Table) -> tuple[Frame, dict[str, int]]:
     """The frame of a Parquet file, and per column how many values int64 cannot hold.
 
-    Such values can only come from damage; they are unknown in the frame. Derived columns that
-    the file does not have are absent from the frame.
+    Such values can only come from damage; they are unknown in the frame, as are the columns
+    that the file does not have and need not have.
 
     Raises:
         DamagedTable: not Parquet, too large, or not the columns of ``table``.
@@ -172,7 +148,7 @@ def _read(data: bytes, table: Table) -> tuple[Frame, dict[str, int]]:
         return empty_frame(table), {}
     frame: Frame = {}
     beyond: dict[str, int] = {}
-    for column in table.columns:
+    for column in table.all_columns:
         if column.name not in stored:
             if not nullable(table, column):
                 raise DamagedTable(f"column {column.name} is missing")

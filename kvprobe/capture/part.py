@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from kvprobe.capture.archive import MANIFEST, parse_manifest
 from kvprobe.capture.frames import concat_frames, frame_column, unknown_column
 from kvprobe.capture.manifest import Manifest
@@ -14,8 +16,8 @@ from kvprobe.capture.segments import (
     Header,
     RawColumns,
     TornSegment,
-    read_blocks,
-    read_header,
+    check_segment,
+    read_segment,
 )
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import Frame, Loss
@@ -31,10 +33,9 @@ def part_of(path: Path) -> Path:
 
 
 class PartFolder:
-    """The segments of an unfinished recording, open for reading.
+    """The segments of an unfinished recording; every byte is checked when it is opened.
 
-    ``manifest`` is the last one written, brought up to date from the segments; ``notes`` says
-    how many segments were torn or are gone.
+    ``notes`` says how many segments were damaged or are gone.
 
     Raises:
         KvprobeError: not such a folder (exit 2), of a newer format (2), or damaged (4).
@@ -52,51 +53,44 @@ class PartFolder:
         if len(found) > MAX_SEGMENTS:
             raise KvprobeError(f"{path} has {len(found)} segments", exit_code=ExitCode.INCOMPLETE)
         self._segments: list[tuple[Path, Header]] = []
-        self.torn: set[str] = set()
+        damaged = 0
         for segment in found:
             try:
-                self._segments.append((segment, read_header(segment)[0]))
+                self._segments.append((segment, check_segment(segment)))
             except TornSegment:
-                self.torn.add(segment.name)
+                damaged += 1
+        last = int(found[-1].stem) if found and found[-1].stem.isdecimal() else -1
+        self.notes = _notes(damaged, last + 1 - len(found))
         self.manifest = self._up_to_date(manifest)
 
-    @property
-    def notes(self) -> list[str]:
-        """What is known to be missing."""
-        numbers = [header.number for _, header in self._segments]
-        gone = max(numbers, default=-1) + 1 - len(set(numbers)) - self._torn_before(numbers)
-        notes = []
-        if self.torn:
-            notes.append(f"{len(self.torn)} damaged segments were skipped")
-        if gone > 0:
-            notes.append(f"{gone} segments are gone")
-        return notes
+    def frames(self, table: Table) -> Iterator[Frame]:
+        """The rows of one table, segment by segment.
 
-    def raw(self, table: Table) -> Iterator[RawColumns]:
-        """The rows of one table, segment by segment; a torn segment is skipped and counted."""
+        Raises:
+            KvprobeError: the segments are of other columns (exit 4).
+        """
         for segment, header in self._segments:
-            if segment.name in self.torn or not any(b.table == table.name for b in header.blocks):
+            if not any(block.table == table.name for block in header.blocks):
                 continue
             try:
-                for columns in read_blocks(segment, table):
-                    _require(table, columns)
-                    yield columns
-            except TornSegment:
-                self.torn.add(segment.name)
+                for raw in read_segment(segment, table):
+                    yield _frame(table, raw)
+            except TornSegment as error:
+                raise KvprobeError(
+                    f"{segment} is damaged: {error}",
+                    f"move this segment away and read {self.path} without it",
+                    ExitCode.INCOMPLETE,
+                ) from error
 
     def frame(self, table: Table) -> Frame:
         """The rows of one table."""
-        return concat_frames(table, (_frame(table, raw) for raw in self.raw(table)))
+        return concat_frames(table, self.frames(table))
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _torn_before(self, numbers: list[int]) -> int:
-        last = max(numbers, default=-1)
-        return sum(1 for name in self.torn if name < f"{last + 1:08d}")
-
     def _up_to_date(self, manifest: Manifest) -> Manifest:
-        """The segment after the last manifest counts too."""
+        """The rows that are there, and the segment that came after the last manifest."""
         rows = dict.fromkeys(manifest.losses, 0)
         for _, header in self._segments:
             for block in header.blocks:
@@ -110,26 +104,30 @@ class PartFolder:
         return replace(manifest, complete=False, losses=losses, end_ns=end_ns)
 
 
-def _require(table: Table, raw: RawColumns) -> None:
-    """Refuse rows whose types are not the schema's.
-
-    Raises:
-        TornSegment: they are not.
-    """
-    for column in table.columns:
-        values = raw.get(column.name)
-        if values is None:
-            if column.null is None and table.kernel:
-                raise TornSegment(f"column {column.name} is missing")
-        elif (values.dtype == object) != (column.dtype[0] in "SO") or (
-            values.dtype != object and values.dtype.str.lstrip("<|") != column.dtype
-        ):
-            raise TornSegment(f"column {column.name} has type {values.dtype}")
+def _notes(damaged: int, gone: int) -> list[str]:
+    return [
+        f"{count} segments (about a second each) {what}"
+        for count, what in ((damaged, "are damaged and were skipped"), (gone, "are gone"))
+        if count > 0
+    ]
 
 
 def _frame(table: Table, raw: RawColumns) -> Frame:
+    """A frame from a segment's columns, whichever kvprobe wrote them.
+
+    Raises:
+        TornSegment: a column that must be known is absent or of another type.
+    """
     length = len(next(iter(raw.values())))
-    return {
-        c.name: frame_column(c, raw[c.name]) if c.name in raw else unknown_column(c, length)
-        for c in table.all_columns
-    }
+    frame: Frame = {}
+    for column in table.all_columns:
+        values = raw.get(column.name)
+        if values is None:
+            if column in table.columns and column.null is None:
+                raise TornSegment(f"column {column.name} is missing")
+            frame[column.name] = unknown_column(column, length)
+        elif values.dtype == np.dtype("O" if column.dtype[0] == "S" else column.dtype):
+            frame[column.name] = frame_column(column, values)
+        else:
+            raise TornSegment(f"column {column.name} has type {values.dtype}")
+    return frame

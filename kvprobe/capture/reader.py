@@ -50,8 +50,9 @@ class Capture:
         """
         if name not in self._frames:
             frame = self._storage.frame(TABLES[name])
-            if name == "lookups":
-                fill_keys(frame, self.manifest.engine_name)
+            manifest = self._storage.manifest
+            if name == "lookups" and not manifest.redacted:
+                fill_keys(frame, manifest.engine_name)
             self._frames[name] = frame
         return self._frames[name]
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -69,8 +69,8 @@ class Header:
 
 def write_segment(
     folder: Path, number: int, span_ns: tuple[int, int], tables: dict[str, list[TableRows]]
-) -> int:
-    """Write one segment under a temporary name and rename it; returns its bytes.
+) -> None:
+    """Write one segment under a temporary name and rename it.
 
     The kernel is asked to start writing it out, not waited for and not made to commit a journal:
     a recorder must not flush the file system that it measures. After a power cut the checksums
@@ -89,16 +89,16 @@ def write_segment(
     line = b"%s %08x %s\n" % (_MAGIC, zlib.crc32(header), header)
     final = folder / f"{number:08d}{SUFFIX}"
     temporary = final.with_suffix(".tmp")
-    with open(temporary, "wb", buffering=0) as file:
-        written = 0
-        for part in (memoryview(line), *parts):
-            while part:
-                count = os.write(file.fileno(), part)
-                part = part[count:]
-                written += count
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    temporary.rename(final)
-    return written
+    try:
+        with open(temporary, "wb") as file:
+            for part in (memoryview(line), *parts):
+                file.write(part)
+            file.flush()
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        temporary.rename(final)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _encode(table: Table, batches: Sequence[TableRows]) -> tuple[Block, list[memoryview]]:
@@ -157,12 +157,38 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------- reading
 
 
-def read_header(path: Path) -> tuple[Header, int]:
-    """The checked header of a segment and where its parts begin.
+def check_segment(path: Path) -> Header:
+    """The header of a segment of which every byte was checked.
 
     Raises:
         TornSegment: not a whole segment.
     """
+    header, offset = _read_header(path)
+    for block in header.blocks:
+        _read_block(path, offset, block)
+        offset += sum(block.sizes)
+    return header
+
+
+def read_segment(path: Path, table: Table) -> Iterator[RawColumns]:
+    """The rows of one table in one segment, columns as the segment has them.
+
+    Raises:
+        TornSegment: not a whole segment, or these rows are not what was written.
+    """
+    header, offset = _read_header(path)
+    for block in header.blocks:
+        if block.table == table.name:
+            data = _read_block(path, offset, block)
+            try:
+                yield _decode(block, memoryview(data))
+            except (ValueError, TypeError, IndexError, OverflowError) as error:
+                raise TornSegment(f"{block.table}: {error}") from error
+        offset += sum(block.sizes)
+
+
+def _read_header(path: Path) -> tuple[Header, int]:
+    """The header and where the parts begin."""
     try:
         with open(path, "rb") as file:
             line = file.readline(MAX_HEADER_BYTES)
@@ -177,31 +203,22 @@ def read_header(path: Path) -> tuple[Header, int]:
         header = from_json(Header, parse_json(text))
     except ValueError as error:
         raise TornSegment(str(error)) from error
-    if len(line) + sum(sum(block.sizes) for block in header.blocks) != size:
+    sizes = [size for block in header.blocks for size in block.sizes]
+    if min(sizes, default=0) < 0 or len(line) + sum(sizes) != size:
         raise TornSegment("length")
     return header, len(line)
 
 
-def read_blocks(path: Path, table: Table) -> Iterable[RawColumns]:
-    """The rows of one table in one segment, columns as the segment has them.
-
-    Raises:
-        TornSegment: not a whole segment, or these rows are not what was written.
-    """
-    header, offset = read_header(path)
-    for block in header.blocks:
-        length = sum(block.sizes)
-        if block.table == table.name:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                data = file.read(length)
-            if len(data) != length or zlib.crc32(data) != block.crc32:
-                raise TornSegment(block.table)
-            try:
-                yield _decode(block, memoryview(data))
-            except (ValueError, TypeError, OverflowError) as error:
-                raise TornSegment(f"{block.table}: {error}") from error
-        offset += length
+def _read_block(path: Path, offset: int, block: Block) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(sum(block.sizes))
+    except OSError as error:
+        raise TornSegment(str(error)) from error
+    if len(data) != sum(block.sizes) or zlib.crc32(data) != block.crc32:
+        raise TornSegment(block.table)
+    return data
 
 
 def _decode(block: Block, data: memoryview) -> RawColumns:

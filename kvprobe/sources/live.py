@@ -1,0 +1,134 @@
+"""The running system as a source: BPF session, engine signal and host sampler in one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvprobe.errors import KvprobeError
+from kvprobe.model import DeviceFacts, EngineFacts, Loss, ProgramCost, Rows, Signal, SignalBatch
+from kvprobe.sources import Batch, TableRows
+
+SECOND_NS = 1_000_000_000
+
+
+class Session(Protocol):
+    """What a live source needs of ``kvprobe.bpf.session``."""
+
+    def poll(self) -> Mapping[str, Rows]:
+        """Records that arrived, per kernel table."""
+        ...
+
+    def aggregates(self) -> Mapping[str, Rows]:
+        """Rows of ``depth`` and ``histogram`` for the time since the last call."""
+        ...
+
+    def losses(self) -> Mapping[str, Loss]:
+        """How complete each kernel table is."""
+        ...
+
+    def cost(self) -> tuple[ProgramCost, ...]:
+        """What each program has cost."""
+        ...
+
+    def close(self) -> None:
+        """Detach and free."""
+        ...
+
+
+class Sampler(Protocol):
+    """What a live source needs of ``kvprobe.sources.host``."""
+
+    def sample(self) -> Sequence[Mapping[str, Any]]:
+        """Rows of ``host`` as of now."""
+        ...
+
+
+@dataclass
+class LiveSource:
+    """Satisfies ``kvprobe.sources.Source``.
+
+    Kernel records and engine events are read at every ``poll``, aggregates and host counters
+    once a second. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
+    """
+
+    session: Session
+    signal: Signal | None = None
+    sampler: Sampler | None = None
+    devices: tuple[DeviceFacts, ...] = ()
+    clock: Callable[[], int] = time.monotonic_ns
+    engine: EngineFacts | None = None
+    understood: int = 0
+    ignored: int = 0
+    finished: bool = field(default=False, init=False)
+    _rows: dict[str, int] = field(default_factory=dict, init=False)
+    _second_ns: int = field(default=0, init=False)
+
+    def poll(self) -> Batch:
+        """Return what is new; never blocks."""
+        now_ns = self.clock()
+        tables: dict[str, TableRows] = {n: rows for n, rows in self.session.poll().items()}
+        if self.signal is not None:
+            self._take(tables, self.signal.poll())
+        if now_ns - self._second_ns >= SECOND_NS:
+            self._second_ns = now_ns
+            self._each_second(tables)
+        return self._batch(now_ns, tables)
+
+    def losses(self) -> Mapping[str, Loss]:
+        """How complete each table is; tables made here lose nothing."""
+        made_here = {name: Loss(rows=count) for name, count in self._rows.items()}
+        return {**made_here, **self.session.losses()}
+
+    def cost(self) -> tuple[ProgramCost, ...]:
+        """What the BPF programs have cost."""
+        return self.session.cost()
+
+    def close(self) -> Batch:
+        """Detach and return the rest. Call once, after ``losses`` and ``cost`` no longer matter.
+
+        Rows that were on their way when this was called are in the batch.
+        """
+        now_ns = self.clock()
+        try:
+            tables: dict[str, TableRows] = {n: rows for n, rows in self.session.poll().items()}
+            self._each_second(tables)
+            if self.signal is not None:
+                self._take(tables, self.signal.close())
+        finally:
+            self.finished = True
+            self.session.close()
+        return self._batch(now_ns, tables)
+
+    def _each_second(self, tables: dict[str, TableRows]) -> None:
+        tables.update(self.session.aggregates())
+        if self.sampler is not None:
+            tables["host"] = self.sampler.sample()
+
+    def _take(self, tables: dict[str, TableRows], batch: SignalBatch) -> None:
+        tables["requests"] = batch.requests
+        tables["keys"] = batch.keys
+        self.engine = batch.engine or self.engine
+        self.understood += batch.understood
+        self.ignored += batch.ignored
+
+    def _batch(self, now_ns: int, tables: dict[str, TableRows]) -> Batch:
+        filled = {name: rows for name, rows in tables.items() if len(rows)}
+        for name, rows in filled.items():
+            self._rows[name] = self._rows.get(name, 0) + len(rows)
+        return Batch(now_ns, filled)
+
+
+def check_signal(engine_name: str, has_follow: bool) -> None:
+    """Refuse a signal file for an engine that kvprobe cannot follow.
+
+    Raises:
+        KvprobeError: this adapter reads no request signal.
+    """
+    if not has_follow:
+        raise KvprobeError(
+            f"kvprobe reads no request signal of {engine_name}",
+            "--engine jsonl follows events in kvprobe's own format",
+        )
