@@ -14,7 +14,7 @@ if command -v flock >/dev/null; then
     flock 9
 fi
 
-# ---- Debian packages -----------------------------------------------------------------------
+# ---- what is there -------------------------------------------------------------------------
 
 # The interpreter: $PYTHON, or the first that is new enough and can make a virtual environment.
 find_python() {
@@ -28,17 +28,20 @@ find_python() {
     done
 }
 
-is_set_up() { # the stamp says which lock, for which folder, with which Python
+is_set_up() { # the stamp says which lock, in which folder, with which Python
     [ -x .venv/bin/python ] && [ "$(cat .venv/.locked 2>/dev/null)" = "$(stamp)" ]
 }
 
-stamp() { echo "$(cat requirements.lock pyproject.toml | sha256sum | cut -c1-64) $PWD"; }
+stamp() {
+    digest=$(cat requirements.lock pyproject.toml | sha256sum | cut -c1-64)
+    echo "$digest $PWD $(readlink -f .venv/bin/python)"
+}
 
 missing_packages() {
     ls -d /usr/lib/python3*/*-packages/bcc >/dev/null 2>&1 || echo python3-bpfcc
     command -v fio >/dev/null || echo fio
     is_set_up || [ -n "$(find_python)" ] || echo "$(debian_python)"
-    [ -n "$(built_object)" ] || command -v clang >/dev/null || echo clang
+    object_is_current || command -v clang >/dev/null || echo clang
     if [ "${1:-}" = bench ]; then
         command -v bpftrace >/dev/null || echo bpftrace
         command -v biosnoop-bpfcc >/dev/null || echo bpfcc-tools
@@ -65,7 +68,7 @@ install_packages() {
         say "installing $missing"
         log=$(mktemp)
         # shellcheck disable=SC2086 # a list of words
-        if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+        if ! { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
             --no-install-recommends -o DPkg::Lock::Timeout=120 $missing; } >"$log" 2>&1 </dev/null
         then
             say "going on without: $missing(apt-get: $(grep '^E:' "$log" | tail -1))"
@@ -95,7 +98,19 @@ install_python() {
 
 # ---- the CO-RE object ----------------------------------------------------------------------
 
-built_object() { find probes -name '*.bpf.o' -newer probes 2>/dev/null | head -1; }
+object=probes/kvprobe.bpf.o
+
+object_is_current() {
+    [ -f "$object" ] && [ -z "$(find probes kvprobe/bpf kvprobe/schema.py -newer "$object" \
+        \( -name '*.bpf.[ch]' -o -name '*.toml' -o -name '*.py' \))" ]
+}
+
+build_object() { # without it kvprobe compiles with bcc on the node
+    object_is_current || ! command -v clang >/dev/null && return 0
+    said=$(env -u KVPROBE_CONTENT .venv/bin/python -m kvprobe.bpf.core_object 2>&1) ||
+        say "going on without the compiled probes: $(echo "$said" | tail -1)"
+}
 
 install_packages "$@"
 install_python
+build_object

@@ -58,9 +58,7 @@ def test_json(books: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["text"].startswith("# slow_fan\n")
 
 
-def test_an_unknown_slug_names_the_closest(
-    books: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_slug_names_the_closest(books: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(books, "hot_disc") == 2
     assert capsys.readouterr().err == (
         "kvprobe: no playbook 'hot_disc'\n"
