@@ -46,7 +46,7 @@ def _syscall(index: int, *args: object) -> int:
 
 
 def bpf(command: int, attribute: bytes) -> int:
-    """Call bpf(2); ``attribute`` is the leading part of ``union bpf_attr``.
+    """Make the BPF system call; ``attribute`` is the leading part of ``union bpf_attr``.
 
     Raises:
         OSError: what the kernel answered.

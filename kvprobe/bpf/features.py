@@ -1,0 +1,264 @@
+"""What this machine lets kvprobe do: each answer is found by trying, never from a version number.
+
+A ``Feature`` says what was found, what a capture loses without it, and the command that helps.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+from kvprobe.bpf import bcc_loader, btf, tracefs, trial
+from kvprobe.model import Missing
+
+RING_BYTES = 16 << 20
+"""The size of ring buffer that is tried."""
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+
+
+class State(StrEnum):
+    """Whether something is there."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One property of this machine. ``required``: without it there is no capture at all."""
+
+    name: str
+    group: str
+    state: State
+    why: str
+    effect: str = ""
+    fix: str = ""
+    required: bool = False
+
+    @property
+    def stops_capture(self) -> bool:
+        """Whether nothing can be captured because of this."""
+        return self.required and self.state is State.ABSENT
+
+    def missing(self) -> Missing:
+        """The same in the words that a capture records."""
+        return Missing(self.name, self.why, self.effect, self.fix)
+
+
+Answer: TypeAlias = tuple[State, str, str, str]
+"""State, why, effect, fix."""
+
+
+def ok(why: str) -> Answer:
+    """It is there."""
+    return State.OK, why, "", ""
+
+
+def degraded(why: str, effect: str, fix: str) -> Answer:
+    """It is not, and a capture shows less."""
+    return State.DEGRADED, why, effect, fix
+
+
+def absent(why: str, effect: str, fix: str) -> Answer:
+    """It is not."""
+    return State.ABSENT, why, effect, fix
+
+
+def survey() -> tuple[Feature, ...]:
+    """The kernel and the loaders, in the order in which a person would check them."""
+    return tuple(
+        Feature(name, group, *check(), required=required)
+        for group, name, required, check in _CHECKS
+    )
+
+
+# ---------------------------------------------------------------- kernel
+
+
+def _release() -> Answer:
+    machine = platform.machine()
+    why = f"Linux {platform.release()} on {machine}"
+    if machine in ("x86_64", "aarch64"):
+        return ok(why)
+    return absent(why, "no capture", "kvprobe runs on x86_64 and aarch64")
+
+
+def _privileges() -> Answer:
+    held = trial.capabilities()
+    if os.geteuid() == 0 and "SYS_ADMIN" in held:
+        return ok("root")
+    if held >= {"BPF", "PERFMON"}:
+        return degraded(
+            f"user {os.geteuid()} with CAP_BPF and CAP_PERFMON",
+            "files that were open before the capture have no path",
+            "sudo kvprobe doctor",
+        )
+    if os.geteuid() == 0:
+        return absent(
+            "root without CAP_SYS_ADMIN", "no capture", "start the container with --privileged"
+        )
+    return absent(f"user {os.geteuid()}, not root", "no capture", "sudo kvprobe doctor")
+
+
+def _type_information() -> Answer:
+    try:
+        size = btf.VMLINUX.stat().st_size
+    except OSError:
+        return absent(
+            f"{btf.VMLINUX} is missing",
+            "no capture: the layout of kernel structures is unknown",
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as current distributions do",
+        )
+    return ok(f"{size / 2**20:.1f} MiB of kernel type information")
+
+
+def _programs() -> Answer:
+    error = trial.error_of(trial.program)
+    if error is None:
+        return ok("load")
+    why = f"refused: {error.strerror}"
+    if error.errno == errno.ENOSYS:
+        return absent(why, "no capture", "use a kernel built with CONFIG_BPF_SYSCALL=y")
+    if "SYS_ADMIN" not in trial.capabilities():
+        return absent(why, "no capture", _RIGHTS)
+    if trial.process_status("Seccomp") not in ("", "0"):
+        why += ", a seccomp filter is active"
+    return absent(why, "no capture", "allow bpf(2) in the container's seccomp profile")
+
+
+def _kernel_memory() -> Answer:
+    error = trial.error_of(lambda: trial.program(trial.READ_KERNEL))
+    if error is None:
+        mode = trial.lockdown()
+        return ok(f"allowed, lockdown is {mode}" if mode else "allowed")
+    effect = "no capture: device, size and file of a request cannot be read"
+    if trial.lockdown() == "confidentiality":
+        return absent("lockdown is confidentiality", effect, "boot with lockdown=integrity")
+    return absent(f"refused: {error.strerror}", effect, _RIGHTS)
+
+
+def _ring_buffer() -> Answer:
+    error = trial.error_of(lambda: trial.ring_buffer(RING_BYTES))
+    if error is None:
+        return ok(f"{RING_BYTES >> 20} MiB can be had")
+    if error.errno == errno.EINVAL:
+        return absent("not in this kernel", "no capture", "use Linux 5.8 or newer")
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if "SYS_ADMIN" in trial.capabilities() and 0 <= limit < RING_BYTES:
+        return absent(
+            f"memory lock limit is {limit >> 10} KiB", "no capture", "ulimit -l unlimited"
+        )
+    return absent(f"refused: {error.strerror}", "no capture", _RIGHTS)
+
+
+def _tracefs() -> Answer:
+    place = tracefs.mounted()
+    if place is not None:
+        return ok(f"mounted at {place}")
+    if tracefs.root() is not None:
+        return ok("not mounted; kvprobe reads it through a private mount")
+    return degraded(
+        "not mounted, or not readable",
+        "reads, writes and opens of the engine are not seen, only block requests",
+        "mount -t tracefs tracefs /sys/kernel/tracing",
+    )
+
+
+def _symbols() -> Answer:
+    try:
+        with open("/proc/kallsyms") as file:
+            visible = int(file.readline().split()[0], 16) != 0
+    except (OSError, IndexError, ValueError):
+        visible = False
+    if visible:
+        return ok("addresses can be read")
+    return degraded(
+        "addresses in /proc/kallsyms are hidden",
+        "direct I/O is tied to its process but not to its file",
+        _RIGHTS if os.geteuid() else "sysctl kernel.kptr_restrict=1",
+    )
+
+
+def _statistics() -> Answer:
+    error = trial.error_of(trial.statistics)
+    if error is None:
+        return ok("can be switched on")
+    return degraded(
+        f"refused: {error.strerror}", "kvprobe cannot say what its own probes cost", _RIGHTS
+    )
+
+
+def _process_ids() -> Answer:
+    try:
+        inside = os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE
+    except OSError:
+        inside = False
+    if not inside:
+        return ok("those of the host")
+    return degraded(
+        "a container with process ids of its own",
+        "process filters match nothing: the kernel reports the host's ids",
+        "start the container with --pid=host",
+    )
+
+
+def _function_probes() -> Answer:
+    devices = Path("/sys/bus/event_source/devices")
+    found = [kind for kind in ("kprobe", "uprobe") if (devices / kind / "type").exists()]
+    lacking = [kind for kind in ("kprobe", "uprobe") if kind not in found]
+    words = [f"{' and '.join(found)} available"] if found else []
+    if lacking:
+        words.append(f"{' and '.join(lacking)} not built in, and not needed")
+    return ok("; ".join(words))
+
+
+# ---------------------------------------------------------------- loaders
+
+
+def _bcc() -> Answer:
+    package = bcc_loader.DEBIAN_PACKAGES / "bcc"
+    library = any(Path("/usr/lib").glob("*/libbcc.so.0"))
+    if (package / "libbcc.py").is_file() and library:
+        return ok(f"{_bcc_version(package)}, compiles on this machine without kernel headers")
+    why = "python3-bpfcc is not installed"
+    foreign = find_spec("bcc")
+    if foreign is not None and foreign.origin and not _is_compiler(Path(foreign.origin)):
+        why += f" (the bcc at {Path(foreign.origin).parent} is another project)"
+    return degraded(why, "only the prebuilt probes can be used", "apt install python3-bpfcc")
+
+
+def _is_compiler(package: Path) -> bool:
+    return (package.parent / "libbcc.py").is_file()
+
+
+def _bcc_version(package: Path) -> str:
+    try:
+        return (package / "version.py").read_text().split("'")[1]
+    except (OSError, IndexError):
+        return "of unknown version"
+
+
+_RIGHTS = "sudo kvprobe doctor"
+_CHECKS: tuple[tuple[str, str, bool, Callable[[], Answer]], ...] = (
+    ("kernel", "kernel", True, _release),
+    ("kernel", "rights", True, _privileges),
+    ("kernel", "BTF", True, _type_information),
+    ("kernel", "BPF programs", True, _programs),
+    ("kernel", "kernel memory", True, _kernel_memory),
+    ("kernel", "ring buffer", True, _ring_buffer),
+    ("kernel", "tracefs", False, _tracefs),
+    ("kernel", "symbols", False, _symbols),
+    ("kernel", "BPF statistics", False, _statistics),
+    ("kernel", "process ids", False, _process_ids),
+    ("kernel", "function probes", False, _function_probes),
+    ("loaders", "bcc", False, _bcc),
+)

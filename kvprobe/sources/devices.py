@@ -1,0 +1,273 @@
+"""Block devices as sysfs shows them, and the way from a path to the device that serves it.
+
+Everything is read from sysfs and /proc/self/mountinfo: no tool is run, nothing is opened for I/O.
+A file that is missing or reads as nonsense makes its fact unknown, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvprobe.errors import KvprobeError
+from kvprobe.model import DeviceFacts
+
+SYSFS = Path("/sys")
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_BUSES = (("/virtio", "virtio"), ("/ata", "sata"), ("/usb", "usb"))
+"""Where a device hangs, by a word in its sysfs path."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of mountinfo. ``device`` is the kernel's dev_t of the file system."""
+
+    device: int
+    point: str
+    filesystem: str
+    source: str
+    options: str
+
+
+@dataclass(frozen=True)
+class PathStorage:
+    """What serves a path.
+
+    ``device`` is the whole disk, None where no single block device does (``why`` says so).
+    ``fs_device`` is the number that stat() shows, the kernel's dev_t. ``below`` names the devices
+    under a stacked one, ``backing_file`` the file behind a loop device.
+    """
+
+    path: str
+    fs_device: int
+    filesystem: str
+    mount_point: str
+    device: DeviceFacts | None
+    why: str = ""
+    partition: str | None = None
+    below: tuple[str, ...] = ()
+    backing_file: str | None = None
+
+
+def kernel_device(number: int) -> int:
+    """The kernel's dev_t (major << 20 | minor) of a device number as stat() returns it."""
+    return os.major(number) << 20 | os.minor(number)
+
+
+def devices(sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> tuple[DeviceFacts, ...]:
+    """Every whole disk of this machine that has a size, ordered by name."""
+    mounted = mounts(mountinfo)
+    found = (facts_of(name, sysfs, mounted) for name in _names(sysfs / "block"))
+    return tuple(facts for facts in found if facts is not None and facts.size_bytes != 0)
+
+
+def facts_of(name: str, sysfs: Path, mounted: Iterable[Mount]) -> DeviceFacts | None:
+    """Facts of one whole disk; None if it is not, or no longer, there."""
+    folder = sysfs / "block" / name
+    device = _device_number(folder)
+    if device is None:
+        return None
+    queue = folder / "queue"
+    sectors = _number(folder / "size")
+    rotational = _number(queue / "rotational")
+    own = {device, *(n for _, n in _partitions(folder))}
+    largest_kib = _number(queue / "max_sectors_kb")
+    ahead_kib = _number(queue / "read_ahead_kb")
+    return DeviceFacts(
+        device=device,
+        name=name,
+        transport=_transport(name, folder),
+        size_bytes=None if sectors is None else sectors * 512,
+        rotational=None if rotational is None else rotational == 1,
+        scheduler=_scheduler(queue / "scheduler"),
+        nr_requests=_number(queue / "nr_requests"),
+        read_ahead_bytes=None if ahead_kib is None else ahead_kib << 10,
+        max_request_bytes=None if largest_kib is None else largest_kib << 10,
+        logical_block_bytes=_number(queue / "logical_block_size"),
+        mounts=tuple(dict.fromkeys(m.point for m in mounted if m.device in own)),
+    )
+
+
+def storage_of(path: str, sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> PathStorage:
+    """Which device serves a file or folder.
+
+    Raises:
+        KvprobeError: the path does not exist or cannot be looked at.
+    """
+    try:
+        real = os.path.realpath(path, strict=True)
+        device = kernel_device(os.stat(real).st_dev)
+    except OSError as error:
+        raise KvprobeError(
+            f"cannot look at {path}: {error.strerror}", "name a folder that exists"
+        ) from error
+    mounted = mounts(mountinfo)
+    mount = _mount_of(real, device, mounted)
+    if mount is None:
+        return PathStorage(real, device, "unknown", "", None, "its mount is not in mountinfo")
+    disk, partition, why = _disk_of(device, mount, sysfs, mounted)
+    folder = sysfs / "block" / disk.name if disk else None
+    return PathStorage(
+        path=real,
+        fs_device=device,
+        filesystem=mount.filesystem,
+        mount_point=mount.point,
+        device=disk,
+        why=why,
+        partition=partition,
+        below=tuple(_names(folder / "slaves")) if folder else (),
+        backing_file=_text(folder / "loop" / "backing_file") if folder else None,
+    )
+
+
+def mounts(mountinfo: Path = MOUNTINFO) -> tuple[Mount, ...]:
+    """All mounts of this mount namespace, in the order in which they were made."""
+    return tuple(_parse_mounts(mountinfo.read_text(errors="replace").splitlines()))
+
+
+def _parse_mounts(lines: Iterable[str]) -> Iterator[Mount]:
+    # id parent major:minor root point options [optional ..] - filesystem source super-options
+    for line in lines:
+        front, separator, back = line.partition(" - ")
+        fields, rest = front.split(" "), back.split(" ")
+        number = _colon_number(fields[2]) if len(fields) >= 6 else None
+        if separator and number is not None and len(rest) >= 2:
+            options = rest[2] if len(rest) > 2 else ""
+            yield Mount(number, *map(_unescape, (fields[4], rest[0], rest[1], options)))
+
+
+def _mount_of(path: str, device: int, mounted: tuple[Mount, ...]) -> Mount | None:
+    """The mount that the path is in: the longest mount point above it, the latest of equals."""
+    above = [m for m in mounted if _is_below(path, m.point)]
+    # btrfs shows another device number in stat() than in mountinfo, so equality is a preference.
+    candidates = [m for m in above if m.device == device] or above
+    return max(reversed(candidates), key=lambda m: len(m.point), default=None)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _disk_of(
+    device: int, mount: Mount, sysfs: Path, mounted: tuple[Mount, ...]
+) -> tuple[DeviceFacts | None, str | None, str]:
+    """The whole disk, the partition's name if it is one, and why not if there is no disk."""
+    for number in (device, mount.device, _source_number(mount.source)):
+        found = None if number is None else _disk_and_partition(number, sysfs, mounted)
+        if found is not None:
+            return *found, ""
+    return None, None, _without_device(mount)
+
+
+def _disk_and_partition(
+    number: int, sysfs: Path, mounted: tuple[Mount, ...]
+) -> tuple[DeviceFacts, str | None] | None:
+    link = sysfs / "dev" / "block" / f"{number >> 20}:{number & 0xFFFFF}"
+    try:
+        place = link.resolve(strict=True)
+    except OSError:
+        return None
+    is_partition = (place / "partition").exists()
+    facts = facts_of(place.parent.name if is_partition else place.name, sysfs, mounted)
+    return None if facts is None else (facts, place.name if is_partition else None)
+
+
+def _source_number(source: str) -> int | None:
+    """Device number of a mount's source, where that is a block device (btrfs)."""
+    try:
+        status = os.stat(source)
+    except OSError:
+        return None
+    return kernel_device(status.st_rdev) if status.st_mode & 0o170000 == 0o060000 else None
+
+
+def _without_device(mount: Mount) -> str:
+    if mount.filesystem in ("tmpfs", "ramfs", "devtmpfs"):
+        return f"{mount.filesystem} keeps its files in memory"
+    if mount.filesystem == "overlay":
+        found = re.search(r"upperdir=([^,]*)", mount.options)
+        where = f": look at {found.group(1)}" if found else ""
+        return f"overlay passes I/O to another file system{where}"
+    if mount.filesystem.startswith(
+        ("nfs", "ceph", "lustre", "cifs", "smb", "fuse", "9p", "virtiofs")
+    ):
+        return f"{mount.filesystem} is served over a network or by another process"
+    return f"{mount.filesystem} on {mount.source} is not one block device"
+
+
+# ---------------------------------------------------------------- sysfs
+
+
+def _transport(name: str, folder: Path) -> str:
+    """How commands reach the device: ``nvme tcp``, ``virtio``, ``loop``, ``dm`` .. or unknown."""
+    for prefix, kind in (("loop", "loop"), ("dm-", "dm"), ("md", "md"), ("zram", "zram")):
+        if name.startswith(prefix):
+            return kind
+    if name.startswith("nvme"):
+        return f"nvme {_nvme_transport(folder / 'device') or 'unknown'}"
+    try:
+        place = str(folder.resolve(strict=True))
+    except OSError:
+        return "unknown"
+    return next((kind for word, kind in _BUSES if word in place), "unknown")
+
+
+def _nvme_transport(parent: Path) -> str | None:
+    """Of a controller, or of the controllers of a subsystem (native multipath)."""
+    own = _text(parent / "transport")
+    if own:
+        return own
+    kinds = {_text(path) for path in parent.glob("nvme*/transport")} - {None}
+    return " ".join(sorted(kind for kind in kinds if kind)) or None
+
+
+def _partitions(folder: Path) -> Iterator[tuple[str, int]]:
+    for name in _names(folder):
+        number = _device_number(folder / name) if (folder / name / "partition").exists() else None
+        if number is not None:
+            yield name, number
+
+
+def _scheduler(path: Path) -> str | None:
+    text = _text(path) or ""
+    chosen = re.search(r"\[([\w-]+)\]", text)
+    return chosen.group(1) if chosen else text or None
+
+
+def _device_number(folder: Path) -> int | None:
+    text = _text(folder / "dev")
+    return _colon_number(text) if text else None
+
+
+def _colon_number(text: str) -> int | None:
+    """``259:1`` as the kernel's dev_t."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    return int(found.group(1)) << 20 | int(found.group(2)) if found else None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.isdecimal() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found.group(1), 8)), text)
