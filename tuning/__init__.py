@@ -1,0 +1,1 @@
+"""Tuners. kvprobe loads them by path; this file lets the import contracts see the folder."""
