@@ -128,25 +128,38 @@ static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)1
 static void (*bpf_ringbuf_submit)(void *row, u64 flags) = (void *)132;
 extern void *bpf_rdonly_cast(const void *pointer, u32 type_id) __attribute__((section(".ksyms")));
 
-#define RAW_HOOK(program, event) SEC("tp_btf/" #event) int program(u64 *ctx)
+#define RAW_HOOK(program, event) SEC("raw_tp/" #event) int program(u64 *ctx)
 #define ARG(n) (ctx[n])
 #define SYSCALL_ENTER(program, call) SEC("tp/syscalls/sys_enter_" #call) int program(u64 *ctx)
 #define SYSCALL_EXIT(program, call) SEC("tp/syscalls/sys_exit_" #call) int program(u64 *ctx)
 #define SYSCALL_ARG(n) (ctx[2 + (n)])
 #define SYSCALL_RESULT ((s64)ctx[2])
 
-/* bpf_rdonly_cast costs one move; the load after it is a plain one that cannot fault. */
+/*
+ * bpf_rdonly_cast costs one move; the load after it is a plain one that cannot fault. Eight bytes
+ * are loaded as a number, also where they are a pointer: the verifier forbids arithmetic on
+ * pointers. Any kernel structure that begins with a 64-bit number serves for that.
+ */
+struct timespec64 {
+	s64 tv_sec;
+} KERNEL_STRUCT;
+
 #define KV_AS(structure, pointer)                                                              \
 	((struct structure *)bpf_rdonly_cast((const void *)(pointer),                          \
 					     __builtin_btf_type_id(*(struct structure *)0, 1)))
-#define READ(structure, field, pointer) (KV_AS(structure, pointer)->field)
-#define ADDRESS(structure, field, pointer)                                                     \
-	((u64)__builtin_preserve_access_index(&((struct structure *)(pointer))->field))
+#define KV_FIELD(structure, field) (((struct structure *)0)->field)
+#define READ(structure, field, pointer)                                                        \
+	__builtin_choose_expr(sizeof(KV_FIELD(structure, field)) == 8,                         \
+			      (typeof(KV_FIELD(structure, field)))KV_AS(                       \
+				      timespec64, ADDRESS(structure, field, pointer))          \
+				      ->tv_sec,                                                \
+			      KV_AS(structure, pointer)->field)
+#define ADDRESS(structure, field, pointer) ((u64)(pointer) + KV_OFFSET(structure, field))
 #define KV_OFFSET(structure, field)                                                            \
-	__builtin_preserve_field_info(((struct structure *)0)->field, 0)
+	__builtin_preserve_field_info(KV_FIELD(structure, field), 0)
 #define CONTAINER(structure, field, address) ((u64)(address)-KV_OFFSET(structure, field))
 #define HAS_FIELD(structure, field)                                                            \
-	__builtin_preserve_field_info(((struct structure *)0)->field, 2)
+	__builtin_preserve_field_info(KV_FIELD(structure, field), 2)
 #define HAS_TYPE(structure) __builtin_preserve_type_info(*(struct structure *)0, 0)
 #define TYPE_SIZE(structure) __builtin_preserve_type_info(*(struct structure *)0, 1)
 #define READ_AT(type, address)                                                                 \
