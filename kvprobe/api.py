@@ -14,6 +14,16 @@ from kvprobe.model import (
     ServiceCell,
     Tuner,
 )
+from kvprobe.prediction import (
+    in_words,
+    lost_prefix_ns,
+    predict_restore,
+    predict_ttft,
+    restore_effect,
+    setting,
+    settings_after,
+    sweep_command,
+)
 
 __all__ = [
     "DeviceFacts",
@@ -28,4 +38,12 @@ __all__ = [
     "RestoreSample",
     "ServiceCell",
     "Tuner",
+    "in_words",
+    "lost_prefix_ns",
+    "predict_restore",
+    "predict_ttft",
+    "restore_effect",
+    "setting",
+    "settings_after",
+    "sweep_command",
 ]

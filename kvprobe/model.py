@@ -274,6 +274,9 @@ class RestoreSample:
     idle_ns: int
     ttft_ns: int
     effective_depth: float
+    restoring_at_once: float | None = None
+    """Requests restoring at the same moment, as a restoring request sees it (itself included):
+    the time-weighted mean over all restores. None: unknown, taken as 1."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +294,8 @@ class Facts:
     break_even_tokens: Interval | None = None
     queue_ns_per_restore: Interval | None = None
     """How long restoring requests waited in the engine's queue before the first read."""
+    recompute_ns_per_token: float | None = None
+    """Marginal cost of prefilling one more token behind a typical restored prefix."""
 
 
 @dataclass(frozen=True)

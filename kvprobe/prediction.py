@@ -1,0 +1,358 @@
+"""What restores would take with another unit size or more reads in flight, from measured cells.
+
+The engine is a closed queue: ``N`` reads in flight, a pause ``Z`` between two reads of one of
+them, a device whose response time ``L`` depends on the depth a read finds there. This is the
+interactive response time law (Lazowska et al., Quantitative System Performance, 1984, ch. 3)
+with Schweitzer's approximation of the depth at arrival (ibid. ch. 6):
+
+    restore = m * (Z + L) / N          m reads a restore, N = min(reads in flight, m)
+    L       = k * x * s / rate(s, x)   Little's law on a measured cell of s-byte reads at depth x
+    x       = 1 + (c * N - 1) * L / (Z + L)
+    c       = 1 + (c_now - 1) * restore / restore_now
+
+``c`` requests restore at once: shorter restores meet less often. ``Z`` and ``k`` come from the
+capture, so that the model at the present setting equals the measured restore; ``k`` is how much
+longer a read took than in the measured cell.
+
+Nothing is extrapolated: where a cell is missing there is no prediction, and ``sweep_command``
+says what to measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvprobe.model import Effect, EngineSetting, Facts, Interval, Proposal, ServiceCell
+
+SAME = 1.1
+"""Sizes or depths within 10 % are one: rates there differ less than repeats of one cell do."""
+COPY_BYTES_PER_S = 2 * 2**30
+"""Slowest copy in memory that a pause between two reads may contain: that part of a pause grows
+with the unit."""
+ROUNDS = 60
+MAX_DEPTH = 64
+ALIGNMENT_BYTES = 4096
+
+
+class Response(NamedTuple):
+    """Time of one read in ns with its 90 % interval."""
+
+    mid: float
+    low: float
+    high: float
+
+
+class Surface:
+    """Response times by read size and depth, interpolated in measured cells and never beyond.
+
+    A cell of rate X at size s and depth x has response time x*s/X (Little's law). Times are
+    interpolated linearly, because both laws are lines in time: alpha + s/beta along the size, and
+    along the depth a constant below saturation and x*s/X beyond.
+    """
+
+    def __init__(self, cells: Iterable[ServiceCell]) -> None:
+        self._rows: dict[int, list[tuple[float, Response]]] = {}
+        for cell in sorted(cells, key=lambda cell: (cell.size_bytes, cell.depth)):
+            rates = (cell.bytes_per_s, cell.high_bytes_per_s, cell.low_bytes_per_s)
+            if min(cell.size_bytes, cell.depth, *rates) > 0 and math.isfinite(max(rates)):
+                held_ns = cell.size_bytes * cell.depth * 1e9
+                times = Response(*(held_ns / rate for rate in rates))
+                self._rows.setdefault(cell.size_bytes, []).append((cell.depth, times))
+
+    def response(self, size_bytes: float, depth: float) -> Response | None:
+        """Time of one read of that size at that depth; None outside what was measured."""
+        rows = [(size, _interpolate(row, depth)) for size, row in self._rows.items()]
+        return _interpolate([(size, time) for size, time in rows if time], size_bytes)
+
+
+def _interpolate(points: Sequence[tuple[float, Response]], at: float) -> Response | None:
+    """Linear between the two neighbours of ``at``; points ascend."""
+    below = [point for point in points if point[0] <= at]
+    above = [point for point in points if point[0] >= at]
+    if not below or not above:
+        edge = above[:1] or below[-1:]
+        near = edge and max(edge[0][0] / at, at / edge[0][0]) <= SAME
+        return edge[0][1] if near else None
+    (low, first), (high, last) = below[-1], above[0]
+    if low == high:
+        return first
+    weight = (at - low) / (high - low)
+    return Response(*(a + (b - a) * weight for a, b in zip(first, last, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Now:
+    """The present restores, per restore; times in ns."""
+
+    n: int
+    unit_bytes: float
+    bytes: float
+    read_bytes: float
+    reads: float
+    restore_ns: float
+    pause_ns: float
+    read_ns: float
+    serial_ns: float
+    """Software and idle time of one read: what one thread would do for all of them."""
+    in_flight: float
+    at_once: float
+
+    @property
+    def depth(self) -> float:
+        """Depth that a read finds at the device, itself included."""
+        return _depth(self.at_once * self.in_flight, self.read_ns, self.pause_ns)
+
+
+def _present(facts: Facts) -> _Now | None:
+    sample = facts.restore
+    if sample is None or min(sample.n, sample.ops, sample.bytes, sample.restore_ns) <= 0:
+        return None
+    reads, restore_ns = sample.ops / sample.n, sample.restore_ns / sample.n
+    in_flight = max(1.0, sample.effective_depth)
+    idle = min(sample.idle_ns / sample.restore_ns, 1.0)
+    cycle_ns = in_flight * restore_ns / reads
+    if idle >= 1:
+        return None
+    unit = facts.engine.unit_bytes if facts.engine else None
+    return _Now(
+        n=sample.n,
+        unit_bytes=unit or sample.bytes / sample.ops,
+        bytes=sample.bytes / sample.n,
+        read_bytes=sample.bytes / sample.ops,
+        reads=reads,
+        restore_ns=restore_ns,
+        pause_ns=cycle_ns * idle,
+        read_ns=cycle_ns * (1 - idle),
+        serial_ns=(sample.idle_ns + sample.software_ns) / sample.ops,
+        in_flight=in_flight,
+        at_once=max(1.0, sample.restoring_at_once or 1.0),
+    )
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What a restore would look like: bytes a read, reads a restore, reads in flight, pause."""
+
+    read_bytes: float
+    reads: float
+    in_flight: float
+    pause_ns: float
+
+
+def _changed(now: _Now, unit_bytes: float | None, reads_in_flight: int | None) -> _Setting:
+    growth = (unit_bytes or now.unit_bytes) / now.unit_bytes
+    if now.read_bytes * SAME < now.unit_bytes:
+        growth = 1.0  # the engine reads a unit in pieces: their size does not follow the unit
+    reads = max(1.0, now.reads / growth)
+    wanted = now.in_flight if reads_in_flight is None else float(reads_in_flight)
+    return _Setting(now.read_bytes * growth, reads, max(1.0, min(wanted, reads)), now.pause_ns)
+
+
+def predict_restore(
+    facts: Facts, unit_bytes: int | None = None, reads_in_flight: int | None = None
+) -> Interval | None:
+    """Mean exposed restore in ns at another setting; None where no cell was measured.
+
+    The interval is a range of models widened by noise. Range: the low end takes the better of
+    ``k`` and 1, the high end the worse; there the last round of reads also counts in full where
+    ``N`` does not divide ``m`` (the middle takes half of that), all software may run on one
+    thread, and the part of the pause that may be copying grows with the unit. Noise: the relative
+    half-widths of the cells at the present and the new setting and 1/sqrt(restores), combined as
+    the root of their squares.
+
+    Args:
+        facts: the capture's restores and measured cells.
+        unit_bytes: bytes of the engine's smallest file or slot; None: as it is.
+        reads_in_flight: reads of one request at once; None: as it is.
+    """
+    now = _present(facts)
+    if now is None:
+        return None
+    to = _changed(now, unit_bytes, reads_in_flight)
+    noise = 1 / now.n
+    same = math.isclose(to.read_bytes, now.read_bytes) and math.isclose(to.in_flight, now.in_flight)
+    if same:
+        return _interval(now.restore_ns, now.restore_ns, now.restore_ns, noise, now.n)
+    for surface in _surfaces(facts):
+        here = surface.response(now.read_bytes, now.depth)
+        if here is None:
+            continue
+        k = now.read_ns / here.mid
+        mid = _solve(surface, now, to, k)
+        low = _solve(surface, now, to, min(k, 1.0))
+        copying = min(now.pause_ns, now.read_bytes / COPY_BYTES_PER_S * 1e9)
+        pause = now.pause_ns + copying * max(0.0, to.read_bytes / now.read_bytes - 1)
+        slow = _Setting(to.read_bytes, to.reads, to.in_flight, pause)
+        high = _solve(surface, now, slow, max(k, 1.0))
+        if mid is None or low is None or high is None:
+            continue
+        last = max(0.0, _last_round(to.in_flight) - _last_round(now.in_flight))
+        one_thread = to.reads * now.serial_ns if to.in_flight > now.in_flight else 0.0
+        return _interval(
+            mid.restore_ns + last / 2 * mid.cycle_ns,
+            low.restore_ns,
+            max(high.restore_ns + last * high.cycle_ns, one_thread),
+            noise + _half_width(here) ** 2 + _half_width(mid.response) ** 2,
+            now.n,
+        )
+    return None
+
+
+def _last_round(in_flight: float) -> float:
+    """Mean part of a round that is lost because the last one is not full: E[ceil] - m/N."""
+    return (in_flight - 1) / (2 * in_flight)
+
+
+def _interval(mid: float, low: float, high: float, noise: float, n: int) -> Interval:
+    spread = math.exp(math.sqrt(noise))
+    return Interval(mid, min(low, mid) / spread, max(high, mid) * spread, n)
+
+
+def _half_width(response: Response) -> float:
+    return math.log(response.high / response.low) / 2
+
+
+def _depth(readers: float, read_ns: float, pause_ns: float) -> float:
+    return 1 + (readers - 1) * read_ns / (read_ns + pause_ns)
+
+
+class _Solution(NamedTuple):
+    restore_ns: float
+    cycle_ns: float
+    response: Response
+
+
+def _solve(surface: Surface, now: _Now, to: _Setting, k: float) -> _Solution | None:
+    """Fixed point of the equations above, reached from an idle device upwards."""
+    read_ns, at_once = 0.0, 1.0
+    found: _Solution | None = None
+    for _ in range(ROUNDS):
+        depth = _depth(at_once * to.in_flight, max(read_ns, 1.0), to.pause_ns)
+        response = surface.response(to.read_bytes, depth)
+        if response is None:
+            return None
+        read_ns = k * response.mid
+        cycle_ns = read_ns + to.pause_ns
+        restore_ns = to.reads * cycle_ns / to.in_flight
+        at_once = 1 + (now.at_once - 1) * restore_ns / now.restore_ns
+        before = found
+        found = _Solution(restore_ns, cycle_ns, response)
+        if before and math.isclose(before.restore_ns, restore_ns, rel_tol=1e-6):
+            break
+    return found
+
+
+def _surfaces(facts: Facts) -> list[Surface]:
+    """What to interpolate in: a sweep alone (one method at both ends), else all cells."""
+    direct = _direct(facts)
+    cells = {
+        (cell.size_bytes, cell.depth): cell
+        for cell in sorted(facts.surface, key=lambda cell: cell.source == "sweep")
+        if cell.direct == direct
+    }
+    swept = [cell for cell in cells.values() if cell.source == "sweep"]
+    return [Surface(swept), Surface(cells.values())]
+
+
+def _direct(facts: Facts) -> bool:
+    known = facts.engine.direct if facts.engine else None
+    return any(cell.direct for cell in facts.surface) if known is None else known
+
+
+def predict_ttft(
+    facts: Facts, unit_bytes: int | None = None, reads_in_flight: int | None = None
+) -> Interval | None:
+    """Mean time to first token in ns of the requests that restore; None as ``predict_restore``.
+
+    All but the exposed restore stays as measured. A larger unit finds on average half the growth
+    fewer tokens (none at the low end, the whole growth at the high end), which are prefilled;
+    that is left out where the cost of a token is unknown.
+    """
+    sample, restore = facts.restore, predict_restore(facts, unit_bytes, reads_in_flight)
+    if sample is None or restore is None:
+        return None
+    rest = (sample.ttft_ns - sample.restore_ns) / sample.n
+    lost = lost_prefix_ns(facts, unit_bytes)
+    return Interval(
+        rest + restore.mid + lost, rest + restore.low, rest + restore.high + 2 * lost, restore.n
+    )
+
+
+def lost_prefix_ns(facts: Facts, unit_bytes: int | None) -> float:
+    """Mean prefill in ns of the tokens that only the present, smaller unit would have matched."""
+    engine, cost = facts.engine, facts.recompute_ns_per_token
+    if unit_bytes is None or engine is None or cost is None:
+        return 0.0
+    if not engine.unit_bytes or not engine.bytes_per_token:
+        return 0.0
+    return max(0, unit_bytes - engine.unit_bytes) / 2 / engine.bytes_per_token * cost
+
+
+def restore_effect(
+    facts: Facts, unit_bytes: int | None = None, reads_in_flight: int | None = None
+) -> Effect | None:
+    """Predicted change of the exposed restore as a share of the present one."""
+    now, then = _present(facts), predict_restore(facts, unit_bytes, reads_in_flight)
+    if now is None or then is None:
+        return None
+    low, mid, high = (x / now.restore_ns - 1 for x in (then.low, then.mid, then.high))
+    return Effect("exposed_restore_ns", low, mid, high)
+
+
+def settings_after(facts: Facts, proposals: Iterable[Proposal]) -> tuple[int | None, int | None]:
+    """Unit bytes and reads in flight once all proposals are applied; None: as it is."""
+    now = _present(facts)
+    unit: int | None = None
+    reads: int | None = None
+    for proposal in proposals:
+        if proposal.needs is not None or not isinstance(proposal.proposed, int):
+            continue
+        if proposal.knob == "unit_bytes":
+            unit = proposal.proposed
+        elif proposal.knob == "bytes_in_flight" and now is not None:
+            reads = max(1, round(proposal.proposed / now.unit_bytes))
+    return unit, reads
+
+
+def sweep_command(facts: Facts) -> str:
+    """The measurement that predictions for these facts lack, as a command."""
+    now = _present(facts)
+    root = facts.engine.root if facts.engine else None
+    mounts = facts.device.mounts if facts.device else ()
+    where = root or next(iter(mounts), "DIR")
+    mode = "--direct" if _direct(facts) or not facts.surface else "--buffered"
+    if facts.engine and facts.engine.direct is False:
+        mode = "--buffered"
+    words = [f"kvprobe sweep {where} {mode}"]
+    if now is not None:
+        sizes = [now.read_bytes * 2**k for k in range(0, 7, 2)]
+        sizes = [s for s in sizes if s <= max(now.bytes, now.read_bytes)]
+        words.append("--sizes " + ",".join(map(_size, sizes)))
+        deepest = min(MAX_DEPTH, 2 ** math.ceil(math.log2(16 * now.at_once / SAME)))
+        depths = [2**k for k in range(deepest.bit_length())]
+        words.append("--depths " + ",".join(map(str, depths)))
+    return " ".join(words)
+
+
+def _size(count: float) -> str:
+    aligned = max(1, math.ceil(count / ALIGNMENT_BYTES - 0.01)) * ALIGNMENT_BYTES
+    return f"{aligned >> 20}m" if aligned % 2**20 == 0 else f"{aligned >> 10}k"
+
+
+def setting(facts: Facts, knob: str, value: int) -> EngineSetting | None:
+    """An engine-neutral knob in the engine's words; None where the engine is not known."""
+    translate = facts.settings.get(knob)
+    return translate(value) if translate else None
+
+
+def in_words(said: EngineSetting | None, knob: str, value: int) -> str:
+    """How to make a change, or why it cannot be made: one line."""
+    if said is None:
+        return f"set {knob} to {value} in the engine; kvprobe does not know its words"
+    if said.name is None:
+        return said.how
+    change = said.name if said.value is None else f"{said.name} {said.value}"
+    return f"{change} ({said.how})" if said.how else change
