@@ -58,12 +58,12 @@ debian_python() { # Ubuntu 22.04 has 3.11 beside an older python3
 }
 
 install_packages() {
-    missing=$(missing_packages "$@" | tr '\n' ' ')
+    missing=$(missing_packages "$@" | xargs)
     [ -n "$missing" ] || return 0
     if ! command -v apt-get >/dev/null; then
         say "not Debian or Ubuntu, going on without: $missing"
     elif [ "$(id -u)" != 0 ]; then
-        say "not root, going on without: $missing(sudo apt-get install $missing)"
+        say "not root, going on without: $missing (sudo apt-get install $missing)"
     else
         say "installing $missing"
         log=$(mktemp)
@@ -71,7 +71,7 @@ install_packages() {
         if ! { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
             --no-install-recommends -o DPkg::Lock::Timeout=120 $missing; } >"$log" 2>&1 </dev/null
         then
-            say "going on without: $missing(apt-get: $(grep '^E:' "$log" | tail -1))"
+            say "going on without: $missing (apt-get: $(grep '^E:' "$log" | tail -1))"
         fi
         rm -f "$log"
     fi

@@ -119,6 +119,21 @@ def test_root_refuses_what_others_could_have_written(
 
 
 @pytest.mark.root
+def test_root_trusts_who_could_change_the_code_as_well(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "kvprobe"
+    code.mkdir()
+    monkeypatch.setattr(content, "_HERE", code)
+    for place in (code, root / "tuning", root / "tuning" / "fan.py"):
+        os.chown(place, 12345, 12345)
+    assert "fan" in content.tuners()
+    os.chown(code, 0, 0)
+    with pytest.raises(KvprobeError, match="is owned by user 12345"):
+        content.tuners()
+
+
+@pytest.mark.root
 def test_root_follows_a_link_to_where_it_leads(root: Path) -> None:
     elsewhere = root / "elsewhere"
     elsewhere.mkdir()
