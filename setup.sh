@@ -40,7 +40,7 @@ stamp() {
 missing_packages() {
     ls -d /usr/lib/python3*/*-packages/bcc >/dev/null 2>&1 || echo python3-bpfcc
     command -v fio >/dev/null || echo fio
-    is_set_up || [ -n "$(find_python)" ] || echo "$(debian_python)"
+    is_set_up || [ -n "$(find_python)" ] || debian_python
     object_is_current || command -v clang >/dev/null || echo clang
     if [ "${1:-}" = bench ]; then
         command -v bpftrace >/dev/null || echo bpftrace
