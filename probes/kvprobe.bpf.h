@@ -68,7 +68,10 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 #define SYSCALL_ARG(n) (ctx[2 + (n)])
 #define SYSCALL_RESULT ((s64)ctx[2])
 
-/* The loader passes -DO_structure_field=offset, -DH_structure_field=0|1, -DT_structure=size. */
+/*
+ * From the running kernel's BTF the loader defines, per field, its offset O_structure_field, its
+ * size S_ and whether it is there, H_; per structure its size T_structure, 0 if it is not there.
+ */
 #define READ_AT(type, address)                                                                 \
 	({                                                                                     \
 		type kv_value = 0;                                                             \
@@ -82,8 +85,13 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 		kv_value;                                                                      \
 	})
 #define READ(structure, field, pointer)                                                        \
-	READ_AT(typeof(((struct structure *)0)->field),                                        \
-		(u64)(pointer) + O_##structure##_##field)
+	({                                                                                     \
+		typedef typeof(((struct structure *)0)->field) kv_field;                       \
+		_Static_assert(!H_##structure##_##field ||                                     \
+				       sizeof(kv_field) == S_##structure##_##field,            \
+			       "in this kernel the size of " #structure "." #field " differs"); \
+		READ_AT(kv_field, (u64)(pointer) + O_##structure##_##field);                   \
+	})
 #define ADDRESS(structure, field, pointer) ((u64)(pointer) + O_##structure##_##field)
 #define CONTAINER(structure, field, address) ((u64)(address)-O_##structure##_##field)
 #define HAS_FIELD(structure, field) (H_##structure##_##field)
@@ -103,6 +111,32 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 #define SUBMIT(table, row) table##_submit(row)
 
 #define KV_CONSTANT(name) ((u64)KV_##name)
+
+/*
+ * bcc compiles for the first BPF instruction set, where the compiler has no atomic operation that
+ * returns the old value, and its assembler cannot parse one. The kernel knows them (5.12), so the
+ * instruction is written as bytes: operation code, destination and source register, no offset,
+ * operation. The names of registers become their numbers for that.
+ */
+#define KV_REGISTERS                                                                           \
+	".set r0, 0\n.set r1, 1\n.set r2, 2\n.set r3, 3\n.set r4, 4\n"                         \
+	".set r5, 5\n.set r6, 6\n.set r7, 7\n.set r8, 8\n.set r9, 9\n"
+#define KV_ATOMIC(code, operation, value, pointer)                                             \
+	asm volatile(KV_REGISTERS ".byte " code ", %1 | %0 << 4, 0, 0\n.long " operation        \
+		     : "+r"(value)                                                             \
+		     : "r"(pointer)                                                            \
+		     : "memory")
+#define KV_FETCH(operation, pointer, n)                                                        \
+	({                                                                                     \
+		u64 kv_old = (n);                                                              \
+		if (sizeof(*(pointer)) == 8)                                                   \
+			KV_ATOMIC("0xdb", operation, kv_old, pointer);                         \
+		else                                                                           \
+			KV_ATOMIC("0xc3", operation, kv_old, pointer);                         \
+		(typeof(*(pointer))) kv_old;                                                   \
+	})
+#define FETCH_ADD(pointer, n) KV_FETCH("0x01", pointer, n)
+#define EXCHANGE(pointer, n) KV_FETCH("0xe1", pointer, n)
 
 #else
 /* ------------------------------------------------------------------------------------ core */
@@ -207,6 +241,10 @@ struct timespec64 {
 
 #define KV_CONSTANT(name) (kv_constants.name)
 
+/* These return the old value and need BPF atomics, 5.12. */
+#define FETCH_ADD(pointer, n) __sync_fetch_and_add(pointer, n)
+#define EXCHANGE(pointer, n) __sync_lock_test_and_set(pointer, n)
+
 #endif
 /* ------------------------------------------------------------------------------------ both */
 
@@ -215,8 +253,5 @@ struct timespec64 {
 #define ENUMERATOR(name) KV_CONSTANT(enumerator_##name)
 #define COUNT(counter, n) kv_count(KV_COUNTER_##counter, n)
 
-/* Returns the old value; needs BPF atomics, 5.12. */
-#define FETCH_ADD(pointer, n) __sync_fetch_and_add(pointer, n)
-#define EXCHANGE(pointer, n) __sync_lock_test_and_set(pointer, n)
-/* No old value: works everywhere. */
+/* Without the old value; works everywhere. */
 #define ATOMIC_ADD(pointer, n) (void)__sync_fetch_and_add(pointer, n)

@@ -6,12 +6,11 @@ it crashes. So the loader runs this file by path with a bare interpreter: it rea
 standard input, sends the descriptors of the loaded programs and maps over a socket, and exits;
 programs and maps live on in the receiver. Standard library and bcc only.
 
-Request: ``{"text", "cflags", "programs": {name: program type}}``.
-Reply: ``{"version", "programs": [name..], "maps": [name..]}`` with one descriptor per name in that
+Request: ``{"text", "cflags", "programs": {name: program type}, "maps": [name..]}``.
+Reply: ``{"programs": [name..], "maps": [name..]}`` with one descriptor per name in that
 order, or ``{"error", "kind": "package" | "compile" | "load", "program"}`` without any.
 """
 
-import ctypes
 import importlib.util
 import json
 import os
@@ -62,20 +61,9 @@ def compile_and_load(bcc: Any, request: dict[str, Any]) -> tuple[dict[str, Any],
             programs[name] = module.load_func(name, kind).fd
         except Exception as error:
             return {"error": str(error), "kind": "load", "program": name}, []
-    maps = map_descriptors(bcc.lib, ctypes.c_void_p(module.module))
-    reply = {"version": bcc.__version__, "programs": list(programs), "maps": list(maps)}
+    maps = {name: bcc.lib.bpf_table_fd(module.module, name.encode()) for name in request["maps"]}
+    reply = {"programs": list(programs), "maps": list(maps)}
     return reply, [*programs.values(), *maps.values()]
-
-
-def map_descriptors(library: Any, module: ctypes.c_void_p) -> dict[str, int]:
-    """Every map of a compiled module by name; bcc's Python side can only ask for known names."""
-    library.bpf_num_tables.restype = ctypes.c_size_t
-    library.bpf_table_name.restype = ctypes.c_char_p
-    names = [
-        library.bpf_table_name(module, ctypes.c_size_t(index)).decode()
-        for index in range(library.bpf_num_tables(module))
-    ]
-    return {name: int(library.bpf_table_fd(module, name.encode())) for name in names}
 
 
 def send(channel: socket.socket, reply: dict[str, Any], descriptors: list[int]) -> None:

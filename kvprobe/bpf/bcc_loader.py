@@ -1,6 +1,7 @@
 """Compile probes on the node with Debian's bcc, without kernel headers.
 
-The work happens in a child process (``bcc_child.py``) that hands over file descriptors.
+Offsets, sizes and constants reach the C text as macros: the offsets come from the running
+kernel's BTF. Compiling happens in a child process (``bcc_child.py``) that hands over descriptors.
 """
 
 from __future__ import annotations
@@ -12,97 +13,123 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvprobe.bpf import bcc_child, stubs
+from kvprobe.bpf.btf import Btf
+from kvprobe.bpf.compose import Source, kernel_name
+from kvprobe.bpf.loaded import Loaded, Plan
 from kvprobe.errors import ExitCode, KvprobeError
 
+NAME = "bcc"
 DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 COMPILE_TIMEOUT_SECONDS = 300.0
-"""A compile takes 0.2 s; under full machine emulation, half a minute."""
+"""A compile takes a fraction of a second; under full machine emulation, half a minute."""
+
+_PROGRAM_TYPES = {"raw": 17, "sys_enter": 5, "sys_exit": 5}
+_NO_SUCH_FIELD = 195896080
+"""A helper that does not exist. Like libbpf, kvprobe puts a call of it where a program uses a field
+that this kernel lacks: the verifier refuses the program only if that place can be reached."""
 
 
-@dataclass(frozen=True)
-class Handover:
-    """Descriptors of what the child loaded; the receiver owns and closes them."""
-
-    programs: Mapping[str, int]
-    maps: Mapping[str, int]
-    version: str
-
-
-def compile_and_load(
-    text: str,
-    cflags: Sequence[str],
-    programs: Mapping[str, int],
-    packages: Path = DEBIAN_PACKAGES,
-) -> Handover:
-    """Compile C text and load its programs.
+def load(source: Source, plan: Plan, kernel: Btf | None = None) -> Loaded:
+    """Compile the text and load the programs that the plan names.
 
     Args:
-        text: a complete program in bcc's dialect.
-        cflags: options for the compiler, such as ``-DO_request_bio=56``.
-        programs: function name -> BPF program type.
-        packages: folder that holds Debian's ``bcc`` package.
+        source: probes composed for bcc.
+        plan: what to load.
+        kernel: type information of the running kernel, where the caller has it already.
 
     Raises:
-        KvprobeError: bcc is missing or another project, the text does not compile, or the
-            kernel refuses a program.
+        KvprobeError: bcc is missing or another project, the text does not compile, the kernel
+            lacks a field that a program needs or refuses the program.
     """
-    request = {"text": text, "cflags": list(cflags), "programs": dict(programs)}
+    kinds = {hook.name: _PROGRAM_TYPES[hook.kind] for hook in source.hooks}
+    request = {
+        "text": source.text,
+        "cflags": [f"-D{name}={value}" for name, value in macros(source, plan, kernel or Btf.load())],
+        "programs": {name: kinds[name] for name in sorted(plan.programs)},
+        "maps": [item.name for item in source.maps],
+    }
     with tempfile.TemporaryDirectory(prefix="kvprobe-") as folder:  # mode 0700
-        reply, descriptors, log = _ask_child(request, Path(folder), packages)
+        reply, descriptors, log = _ask_child(request, Path(folder), DEBIAN_PACKAGES)
     if "error" in reply:
-        raise _failure(reply, log, packages)
+        raise _failure(reply, log)
     names = [*reply["programs"], *reply["maps"]]
     by_name = dict(zip(names, descriptors, strict=True))
-    return Handover(
+    return Loaded(
+        NAME,
         {name: by_name[name] for name in reply["programs"]},
         {name: by_name[name] for name in reply["maps"]},
-        reply["version"],
     )
+
+
+def macros(source: Source, plan: Plan, kernel: Btf) -> Iterator[tuple[str, str]]:
+    """What the dialect's bcc half expects to be defined, name and value.
+
+    Raises:
+        KvprobeError: a field is a bit field, which cannot be read by its offset.
+    """
+    for structure, field in source.fields:
+        found = kernel.field(kernel_name(structure), field)
+        if found and found.bits:
+            raise KvprobeError(
+                f"{structure}.{field} is a bit field in this kernel",
+                "use --loader core",
+                ExitCode.UNSUPPORTED,
+            )
+        name = f"{structure}_{field}"
+        yield f"O_{name}", str(found.offset) if found else f"((u64(*)(void)){_NO_SUCH_FIELD})()"
+        yield f"H_{name}", "1" if found else "0"
+        yield f"S_{name}", str(found.size) if found else "0"
+    for structure in source.types:
+        yield f"T_{structure}", str(kernel.size(kernel_name(structure)) or 0)
+    for kind, name in source.constants:
+        yield f"KV_{kind}_{name}", f"{plan.constants[kind, name] & (2**64 - 1):#x}ULL"
+    for item in source.maps:
+        if item.kind == "RING":
+            pages = plan.entries[item.name] // os.sysconf("SC_PAGE_SIZE")
+            yield f"KV_RING_PAGES_{item.name}", str(pages)
 
 
 def _ask_child(
     request: Mapping[str, Any], folder: Path, packages: Path
 ) -> tuple[dict[str, Any], list[int], str]:
+    """Run the child; returns its reply, the descriptors and what the compiler printed."""
     headers = os.environ.get(stubs.HEADERS_VARIABLE)
     if headers:
-        source = stubs.headers_of_this_kernel(Path(headers))
+        kernel_source = stubs.headers_of_this_kernel(Path(headers))
     else:
-        source = folder / "kernel"
-        stubs.write(source)
+        kernel_source = folder / "kernel"
+        stubs.write(kernel_source)
     ours, theirs = socket.socketpair()
-    with ours, theirs, (folder / "log").open("w+b") as log:
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                bcc_child.__file__,
-                str(theirs.fileno()),
-                str(packages),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs.fileno()],
-            cwd=folder,
-            # Nothing else: CPATH, ARCH and the like would change what is compiled.
-            env={"PATH": os.defpath, "LC_ALL": "C", "BCC_KERNEL_SOURCE": str(source)},
-        )
-        theirs.close()
+    with ours, (folder / "log").open("w+b") as log:
+        with theirs:
+            number = str(theirs.fileno())
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", bcc_child.__file__, number, str(packages)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                cwd=folder,
+                # Nothing else: CPATH, ARCH and the like would change what is compiled.
+                env={
+                    "PATH": os.defpath,
+                    "LC_ALL": "C",
+                    "TMPDIR": str(folder),
+                    "BCC_KERNEL_SOURCE": str(kernel_source),
+                },
+            )
         try:
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(request).encode())
-            child.stdin.close()
             ours.settimeout(COMPILE_TIMEOUT_SECONDS)
+            with child.stdin or open(os.devnull, "wb") as channel:
+                channel.write(json.dumps(request).encode())
             reply, descriptors = _receive(ours)
         except (TimeoutError, BrokenPipeError):
-            reply, descriptors = {"error": "no answer from the compiler", "kind": "compile"}, []
+            reply, descriptors = {"error": "the compiler does not answer", "kind": "compile"}, []
         finally:
             child.kill()  # it has nothing left to do once the channel is closed
             child.wait()
@@ -126,7 +153,7 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return {"error": "the compiler crashed", "kind": "compile"}, descriptors
 
 
-def _failure(reply: Mapping[str, Any], log: str, packages: Path) -> KvprobeError:
+def _failure(reply: Mapping[str, Any], log: str) -> KvprobeError:
     """One line for the reader, the whole log in a file."""
     if reply["kind"] == "package":
         return KvprobeError(
@@ -134,16 +161,18 @@ def _failure(reply: Mapping[str, Any], log: str, packages: Path) -> KvprobeError
             "apt install python3-bpfcc, or use --loader core",
             ExitCode.UNSUPPORTED,
         )
-    descriptor, path = tempfile.mkstemp(prefix="kvprobe-bcc-", suffix=".log")
-    with os.fdopen(descriptor, "w") as kept:
-        kept.write(log)
     if reply["kind"] == "compile":
-        first = re.search(r"error: (.*)", log)
-        what = first.group(1) if first else str(reply["error"])
-        message = f"bcc cannot compile the probes: {what}"
+        first = re.search(r"^(?:\S*/)?(\S+:\d+):\d+: error: (.*)$", log, re.M)
+        why = f"{first.group(1)}: {first.group(2)}" if first else str(reply["error"])
+        message = f"bcc cannot compile the probes: {why}"
     else:
         # The verifier explains itself in its last line, before its statistics.
         lines = [line for line in log.splitlines() if line.strip() and "processed " not in line]
         why = lines[-1].strip() if lines else str(reply["error"])
+        if str(_NO_SUCH_FIELD) in why:
+            why = "it uses a field that this kernel does not have"
         message = f"the kernel refuses program {reply['program']}: {why}"
-    return KvprobeError(message, f"the compiler's messages are in {path}", ExitCode.UNSUPPORTED)
+    descriptor, path = tempfile.mkstemp(prefix="kvprobe-bcc-", suffix=".log")
+    with os.fdopen(descriptor, "w") as kept:
+        kept.write(log)
+    return KvprobeError(message, f"all messages are in {path}", ExitCode.UNSUPPORTED)
