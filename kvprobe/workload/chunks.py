@@ -161,7 +161,8 @@ class ChunkIO:
         self._log("write", "store", request, key, temporary, result, start_ns, end_ns)
         if result != self.place.unit_bytes:
             os.unlink(temporary)
-            raise OSError(-result if result < 0 else errno.ENOSPC, "write failed", temporary)
+            code = -result if result < 0 else errno.ENOSPC
+            raise OSError(code, os.strerror(code), temporary)
         start_ns = _now()
         os.rename(temporary, path)
         self._log("rename", "store", request, key, path, 0, start_ns, _now())

@@ -13,7 +13,9 @@ DEFAULT_COST = "4,80,0.4"
 """a ms, b us, c ns: 12,500 tokens a second for short prompts, half of that near 200,000 tokens of
 context; the order of one current accelerator with an 8 B model. State your own for others."""
 
-_TILE = 192
+_TILES, _TILE = 32, 64
+"""A stack of small products: OpenBLAS does not spread those over threads of its own, which would
+spin for each other whenever the processors are busy with something else."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ class BlasPrefill:
     label = "cpu"
 
     def __init__(self, cost: PrefillCost) -> None:
-        """Measure how long one tile product takes here (the best of several)."""
+        """Measure how long one stack of products takes here (the best of several)."""
         self._cost = cost
         random = np.random.default_rng(0)
-        self._left = random.random((_TILE, _TILE), np.float32)
+        self._left = random.random((_TILES, _TILE, _TILE), np.float32)
         self._right = random.random((_TILE, _TILE), np.float32)
         self._out = np.empty_like(self._left)
         times = []

@@ -18,8 +18,8 @@ import numpy as np
 from kvprobe.engines import vllm
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.workload.chunks import Inventory, Place, check_alignment, probe_direct
-from kvprobe.workload.journal import EventLog, TruthLog
-from kvprobe.workload.prefill import PrefillCost, make_prefill
+from kvprobe.workload.journal import EventLog, Flusher, TruthLog
+from kvprobe.workload.prefill import DEFAULT_COST, PrefillCost, make_prefill
 from kvprobe.workload.prompts import Prompt, Synthetic, chunk_key, read_mooncake
 from kvprobe.workload.scheduler import Policy, Scheduler, Totals
 from kvprobe.workload.shapes import ModelShape
@@ -59,7 +59,7 @@ class Config:
     rate: float | None = None
     time_scale: float | None = None
     prefill: str = "model"
-    cost: PrefillCost = field(default_factory=lambda: PrefillCost(4e6, 80e3, 0.4))
+    cost: PrefillCost = field(default_factory=lambda: PrefillCost.parse(DEFAULT_COST))
     restore_from_tokens: int = 0
     prefetch: bool = False
     lookup_every: bool = False
@@ -137,7 +137,8 @@ class _Run:
     def summary(self) -> dict[str, Any]:
         pools = self._pools()
         device = PrefillThread(self._prefill, self._events, self._scheduler.post)
-        self._scheduler.attach(*pools, device, self._flush, self._progress)
+        self._scheduler.attach(*pools, device, self._progress)
+        flusher = Flusher(self._events, self._truth)
         try:
             warmed = self._warm()
             if not self._config.warm_only:
@@ -147,8 +148,7 @@ class _Run:
         finally:
             for part in (*pools, device):
                 part.stop()
-            self._events.close()
-            self._truth.close()
+            flusher.close()
         return self._summary(pools, warmed)
 
     def _pools(self) -> tuple[Pool, Pool, Pool]:
@@ -179,10 +179,6 @@ class _Run:
     def _named(self) -> Iterator[tuple[str, Prompt]]:
         return ((f"req-{number}", prompt) for number, prompt in enumerate(self._prompts))
 
-    def _flush(self) -> None:
-        self._events.flush(1)
-        self._truth.flush(1)
-
     def _progress(self, totals: Totals) -> None:
         warming = self._truth.phase == "warm"
         done = totals.stored_chunks if warming else totals.requests
@@ -212,6 +208,7 @@ class _Run:
                 "stored": totals.stored_chunks,
                 "kept": len(self._inventory),
             },
+            "evicted_reads": totals.evicted_reads,
             "failed_reads": totals.failed_reads,
             "corrupt_reads": totals.corrupt_reads,
             "unit_bytes": self._place.unit_bytes,

@@ -5,6 +5,7 @@ One thread decides; what other threads finish is acted upon at the next step, as
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from kvprobe.workload.journal import EventLog
 from kvprobe.workload.prompts import Prompt, chunk_key
 from kvprobe.workload.threads import Computation, Load, Lookup, Pool, PrefillThread, Store
 
-_FLUSH_NS = 200_000_000
+_TELL_NS = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Totals:
     restored_tokens: int = 0
     computed_tokens: int = 0
     stored_chunks: int = 0
+    evicted_reads: int = 0
     failed_reads: int = 0
     corrupt_reads: int = 0
     ttft_ns: list[int] = field(default_factory=list)
@@ -105,7 +107,7 @@ class Scheduler:
         self._outstanding = 0
         self._stores = 0
         self._device = DeviceCache(policy.device_cache_tokens // policy.unit_tokens)
-        self._flushed_ns = 0
+        self._told_ns = 0
 
     def post(self, what: str, about: Any) -> None:
         """Report from any thread."""
@@ -117,12 +119,11 @@ class Scheduler:
         loads: Pool,
         stores: Pool,
         prefill: PrefillThread,
-        flush: Callable[[], None],
         progress: Callable[[Totals], None],
     ) -> None:
         """Give the scheduler its threads."""
         self._lookups, self._loads, self._store_pool = lookups, loads, stores
-        self._prefill, self._flush, self._progress = prefill, flush, progress
+        self._prefill, self._progress = prefill, progress
 
     def store_all(self, keys: list[str]) -> None:
         """The warm phase: store these chunks, none belonging to a request; wait for the end."""
@@ -133,7 +134,7 @@ class Scheduler:
         self._stores += len(jobs)
         while self._stores:
             self._handle(*self._inbox.get())
-            self._housekeep()
+            self._tell()
 
     def run(self, prompts: Iterator[tuple[str, Prompt]]) -> None:
         """Serve all prompts; in an open loop (concurrency None) at their arrival times.
@@ -173,13 +174,12 @@ class Scheduler:
         self._handle(*first)
         while not self._inbox.empty():
             self._handle(*self._inbox.get())
-        self._housekeep()
+        self._tell()
 
-    def _housekeep(self) -> None:
+    def _tell(self) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns - self._flushed_ns > _FLUSH_NS:
-            self._flushed_ns = now_ns
-            self._flush()
+        if now_ns - self._told_ns > _TELL_NS:
+            self._told_ns = now_ns
             self._progress(self.totals)
 
     def _handle(self, what: str, about: Any) -> None:
@@ -242,7 +242,10 @@ class Scheduler:
         active: Active = load.owner
         active.restored_chunks = load.good(self._unit_bytes)
         active.reloads = active.restored_chunks < len(load.keys)
-        self.totals.failed_reads += sum(r != self._unit_bytes for r in load.results)
+        gone = load.results.count(-errno.ENOENT)
+        self.totals.evicted_reads += gone
+        bad = sum(result != self._unit_bytes for result in load.results)
+        self.totals.failed_reads += bad - gone
         self.totals.corrupt_reads += load.corrupt
         self._set_ready(active)
 

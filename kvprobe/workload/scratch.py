@@ -22,9 +22,11 @@ _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder to work in. ``name`` and ``device`` (dev_t) are of its own loop device, or None
-    where it is a plain folder; ``why`` then says what prevented the device.
-    """  # noqa: D205, D209
+    """A folder to work in.
+
+    ``name`` and ``device`` (dev_t) are of its own loop device, or None where it is a plain folder;
+    ``why`` then says what prevented the device.
+    """
 
     root: str
     name: str | None = None

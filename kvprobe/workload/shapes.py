@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 from kvprobe.errors import KvprobeError
 
@@ -105,9 +105,12 @@ def preset(name: str, **changes: int | str | None) -> ModelShape:
         KvprobeError: no preset of that name, or a custom shape that lacks a dimension.
     """
     given = {key: value for key, value in changes.items() if value is not None}
-    if name == "custom":
-        base = {"layers": 0, "kv_heads": 0, "head_dim": 0}
-        return ModelShape(name=name, source="command line", **{**base, **given})  # type: ignore[arg-type]
-    if name not in PRESETS:
+    if name != "custom" and name not in PRESETS:
         raise KvprobeError(f"no model preset {name!r}", f"one of {', '.join(PRESETS)}, custom")
-    return replace(PRESETS[name], **given)  # type: ignore[arg-type]
+    if name != "custom" and not given:
+        return PRESETS[name]
+    # The name becomes part of the folder's name: other dimensions must not share files.
+    words = [name, *(f"{key}{value}" for key, value in sorted(given.items()))]
+    start = {} if name == "custom" else asdict(PRESETS[name])
+    fields = {"layers": 0, "kv_heads": 0, "head_dim": 0, **start, **given}
+    return ModelShape(**fields | {"name": "-".join(words), "source": "command line"})

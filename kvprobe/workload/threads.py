@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from kvprobe.errors import KvprobeError
 from kvprobe.workload.chunks import ChunkIO, Inventory, Place
 from kvprobe.workload.journal import EventLog, TruthLog
 from kvprobe.workload.prefill import Prefill
@@ -98,7 +97,7 @@ class Pool:
             while (job := self._jobs.get()) is not None:
                 if not self._stopping:
                     self._do(io, job)
-        except (OSError, KvprobeError) as error:
+        except Exception as error:
             self._post("failed", error)
 
     def _do(self, io: ChunkIO, job: Any) -> None:
@@ -262,16 +261,21 @@ class PrefillThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if self._stopping:
-                continue
-            self._events.event(
-                "prefill_start",
-                job.request,
-                device_hit_tokens=job.device_tokens,
-                storage_hit_tokens=job.restored_tokens,
-                computed_tokens=job.new,
-            )
-            self._prefill.run(job.new, job.prompt_tokens - job.new)
-            self._events.event("prefill_end", job.request)
-            self._post("prefilled", job)
+        try:
+            while (job := self._jobs.get()) is not None:
+                if not self._stopping:
+                    self._do(job)
+        except Exception as error:
+            self._post("failed", error)
+
+    def _do(self, job: Computation) -> None:
+        self._events.event(
+            "prefill_start",
+            job.request,
+            device_hit_tokens=job.device_tokens,
+            storage_hit_tokens=job.restored_tokens,
+            computed_tokens=job.new,
+        )
+        self._prefill.run(job.new, job.prompt_tokens - job.new)
+        self._events.event("prefill_end", job.request)
+        self._post("prefilled", job)
