@@ -75,6 +75,7 @@ class TableWriter:
         self._writer = pq.ParquetWriter(
             pa.PythonFile(cast(Any, file), mode="w"),
             self._schema,
+            store_schema=False,
             compression="zstd",
             compression_level=3,
             use_dictionary=cast(Any, [c.name for c in self._columns if c.name not in plain]),

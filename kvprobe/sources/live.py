@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts, EngineFacts, Loss, ProgramCost, Rows, Signal, SignalBatch
 from kvprobe.sources import Batch, TableRows
 
@@ -65,6 +64,8 @@ class LiveSource:
     finished: bool = field(default=False, init=False)
     _rows: dict[str, int] = field(default_factory=dict, init=False)
     _second_ns: int = field(default=0, init=False)
+    _last_losses: Mapping[str, Loss] | None = field(default=None, init=False)
+    _last_cost: tuple[ProgramCost, ...] | None = field(default=None, init=False)
 
     def poll(self) -> Batch:
         """Return what is new; never blocks."""
@@ -79,28 +80,29 @@ class LiveSource:
 
     def losses(self) -> Mapping[str, Loss]:
         """How complete each table is; tables made here lose nothing."""
+        if self._last_losses is not None:
+            return self._last_losses
         made_here = {name: Loss(rows=count) for name, count in self._rows.items()}
         return {**made_here, **self.session.losses()}
 
     def cost(self) -> tuple[ProgramCost, ...]:
         """What the BPF programs have cost."""
-        return self.session.cost()
+        return self.session.cost() if self._last_cost is None else self._last_cost
 
     def close(self) -> Batch:
-        """Detach and return the rest. Call once, after ``losses`` and ``cost`` no longer matter.
-
-        Rows that were on their way when this was called are in the batch.
-        """
+        """Detach and return the rest; ``losses`` and ``cost`` stay as they were at the end."""
         now_ns = self.clock()
         try:
             tables: dict[str, TableRows] = {n: rows for n, rows in self.session.poll().items()}
             self._each_second(tables)
             if self.signal is not None:
                 self._take(tables, self.signal.close())
+            batch = self._batch(now_ns, tables)
+            self._last_losses, self._last_cost = self.losses(), self.cost()
         finally:
             self.finished = True
             self.session.close()
-        return self._batch(now_ns, tables)
+        return batch
 
     def _each_second(self, tables: dict[str, TableRows]) -> None:
         tables.update(self.session.aggregates())
@@ -119,16 +121,3 @@ class LiveSource:
         for name, rows in filled.items():
             self._rows[name] = self._rows.get(name, 0) + len(rows)
         return Batch(now_ns, filled)
-
-
-def check_signal(engine_name: str, has_follow: bool) -> None:
-    """Refuse a signal file for an engine that kvprobe cannot follow.
-
-    Raises:
-        KvprobeError: this adapter reads no request signal.
-    """
-    if not has_follow:
-        raise KvprobeError(
-            f"kvprobe reads no request signal of {engine_name}",
-            "--engine jsonl follows events in kvprobe's own format",
-        )

@@ -147,8 +147,10 @@ class ReplaySource:
         self._frames[name] = {column: values[order] for column, values in frame.items()}
 
     def _delivery(self, name: str, frame: Frame) -> Ints:
+        """When a live source would have had each row; a key when its request arrived."""
         if name != "keys":
-            return np.max([frame[column] for column in _DELIVERED_BY[name]], axis=0)
+            times: Ints = np.maximum.reduce([frame[column] for column in _DELIVERED_BY[name]])
+            return times
         requests = self._recorded.frame("requests")
         arrival = dict(zip(requests["id"], requests["arrival_ns"].tolist(), strict=True))
         return np.array([arrival.get(key, 0) for key in frame["request_id"]], dtype=np.int64)

@@ -1,0 +1,79 @@
+"""The recording loop: poll a source, keep what it gives, tell how it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvprobe.capture.manifest import Manifest
+from kvprobe.capture.recorder import Recorder
+from kvprobe.sources import POLL_SECONDS, Source
+
+SEGMENT_NS = 1_000_000_000
+
+
+def record(
+    source: Source,
+    recorder: Recorder,
+    manifest: Manifest,
+    stop: Callable[[int], bool],
+    each_second: Callable[[Manifest], None] = lambda _: None,
+) -> Manifest:
+    """Record until ``stop`` says so, the source ends or the disk does; then close the source.
+
+    Args:
+        source: what to record.
+        recorder: where to keep it; the caller calls its ``finish``.
+        manifest: the facts at the start; ``start_ns`` is when recording began.
+        stop: asked every few milliseconds with the monotonic time in nanoseconds.
+        each_second: told the facts as of then.
+
+    Returns:
+        The facts at the end: window, losses, cost and engine. ``complete`` is not set.
+    """
+    began = _Began()
+    recorder.roll(manifest, manifest.start_ns)
+    rolled_ns = manifest.start_ns
+    try:
+        while recorder.failure is None and not source.finished:
+            batch = source.poll()
+            recorder.add(batch)
+            if batch.now_ns - rolled_ns >= SEGMENT_NS:
+                now = _as_of(manifest, source, batch.now_ns, began)
+                recorder.roll(now, rolled_ns)
+                rolled_ns = batch.now_ns
+                each_second(now)
+            if stop(batch.now_ns):
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        batch = source.close()
+        recorder.add(batch)
+        final = _as_of(manifest, source, batch.now_ns, began)
+        recorder.roll(final, rolled_ns)
+    return final
+
+
+class _Began:
+    """CPU and wall clock when recording began, both nanoseconds."""
+
+    def __init__(self) -> None:
+        self.cpu_ns = time.process_time_ns()
+        self.wall_ns = time.monotonic_ns()
+
+
+def _as_of(manifest: Manifest, source: Source, now_ns: int, began: _Began) -> Manifest:
+    return replace(
+        manifest,
+        end_ns=now_ns,
+        losses=dict(source.losses()),
+        engine=source.engine or manifest.engine,
+        devices=source.devices or manifest.devices,
+        cost=replace(
+            manifest.cost,
+            programs=source.cost(),
+            agent_cpu_ns=time.process_time_ns() - began.cpu_ns,
+            wall_ns=time.monotonic_ns() - began.wall_ns,
+        ),
+    )
