@@ -108,7 +108,7 @@ def manifest(start_ns: int = START_NS) -> Manifest:
     """Facts with every field set that can hold a name."""
     return Manifest(
         kvprobe="0.0.test",
-        capture_id="0123456789abcdef",
+        capture_id="fedcba9876543210",
         start_ns=start_ns,
         end_ns=start_ns,
         clock=Clock(before_ns=1_700_000_000_000_000_000, uncertainty_ns=151),
