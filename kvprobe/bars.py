@@ -97,3 +97,11 @@ def progress(done: float, width: int) -> str:
     """A position bar for a share from 0 to 1."""
     filled = max(0, min(width, round(done * width)))
     return "━" * filled + "─" * (width - filled)
+
+
+def shortened(name: str, width: int) -> str:
+    """A name cut in its middle, where the ids of one engine are most alike."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"

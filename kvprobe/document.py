@@ -16,6 +16,7 @@ from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
 from kvprobe.correlator.ledger import BreakEven, DeviceAccount
+from kvprobe.correlator.timeline import timeline
 from kvprobe.findings import detect_all
 from kvprobe.model import (
     Engine,
@@ -46,7 +47,9 @@ def build(tables: Tables, sweeps: Sequence[ServiceCell] = ()) -> Document:
     ledger = correlate(tables)
     findings = detect_all(ledger)
     facts = facts_of(ledger, tables.manifest, sweeps)
-    return assemble(ledger, tables.manifest, findings, propose(findings, facts))
+    document = assemble(ledger, tables.manifest, findings, propose(findings, facts))
+    _add_timelines(document, ledger, tables)
+    return document
 
 
 def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] = ()) -> Facts:
@@ -250,6 +253,14 @@ def _device(device: DeviceAccount) -> Document:
         "surface": [asdict(cell) for cell in device.surface],
         "little_check": {"ratio": device.little_ratio, "n": device.little_n},
     }
+
+
+def _add_timelines(document: Document, ledger: Ledger, tables: Tables) -> None:
+    """Give each device its course over the window, from the in-kernel sums."""
+    depth, histogram = tables.frame("depth"), tables.frame("histogram")
+    for shown, device in zip(document["devices"], ledger.devices, strict=True):
+        points = timeline(depth, histogram, device.facts.device)
+        shown["timeline"] = _plain([asdict(point) for point in points])
 
 
 def _spread(values: Sequence[int]) -> Interval | None:

@@ -73,7 +73,7 @@ def _lines(page: Page, items: list[Mapping[str, Any]]) -> Iterator[RenderableTyp
     yield table(
         page,
         [
-            Column("request", lambda row: short_id(label(row, "id"), _ID_WIDTH), "left"),
+            Column("request", lambda row: bars.shortened(label(row, "id") or units.UNKNOWN, _ID_WIDTH), "left"),
             Column("TTFT", lambda row: units.duration(number(row, "ttft_ns"))),
             Column("prompt", lambda row: units.count(number(row, "tokens", "prompt")),
                    from_width=96),
@@ -159,16 +159,6 @@ def part_bar(row: Any, width: int) -> Text:
     for filled, style in zip(bars.stacked(values, width), PART_STYLES, strict=True):
         bar.append(filled, style)
     return bar
-
-
-def short_id(name: str | None, width: int) -> str:
-    """An id cut in its middle, where ids of one engine are most alike."""
-    if name is None:
-        return units.UNKNOWN
-    if len(name) <= width:
-        return name
-    tail = (width - 1) // 2
-    return f"{name[: width - 1 - tail]}…{name[-tail:]}"
 
 
 def _detail(row: Mapping[str, Any], page: Page) -> Iterator[RenderableType]:

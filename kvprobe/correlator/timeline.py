@@ -1,0 +1,116 @@
+"""A device second by second, from the in-kernel sums: complete even where rows were thinned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvprobe.model import Frame
+
+POINTS = 60
+"""Points of a timeline; more intervals than that are merged, neighbours first."""
+_READ, _WRITE = 0, 1
+_SECOND_NS = 1e9
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TimelinePoint:
+    """One stretch of time. Reads and writes share the queue, so their mean depths add.
+
+    ``read_p50_ns`` and ``read_p99_ns`` are interpolated within a histogram bucket; None without
+    ``reads``.
+    """
+
+    start_ns: int
+    end_ns: int
+    depth_mean: float | None
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    reads: int
+    read_p50_ns: float | None
+    read_p99_ns: float | None
+
+
+def timeline(
+    depth: Frame, histogram: Frame, device: int, points: int = POINTS
+) -> tuple[TimelinePoint, ...]:
+    """The device over the window, oldest first.
+
+    Args:
+        depth: the ``depth`` table.
+        histogram: the ``histogram`` table.
+        device: the kernel's dev_t.
+        points: how many at most.
+    """
+    depth, histogram = _of(depth, device), _of(histogram, device)
+    ends = np.unique(np.concatenate([depth["end_ns"], histogram["end_ns"]]))
+    if not len(ends):
+        return ()
+    # Merge runs of intervals, so that there are at most `points` of them.
+    groups = np.arange(len(ends)) * min(points, len(ends)) // len(ends)
+    depth_group = groups[np.searchsorted(ends, depth["end_ns"])]
+    counted_group = groups[np.searchsorted(ends, histogram["end_ns"])]
+    found = []
+    for group in range(int(groups[-1]) + 1):
+        found.append(
+            _point(_where(depth, depth_group == group), _where(histogram, counted_group == group))
+        )
+    return tuple(found)
+
+
+def _of(frame: Frame, device: int) -> Frame:
+    return _where(frame, frame["device"] == device)
+
+
+def _where(frame: Frame, mask: NDArray[np.bool_]) -> Frame:
+    return {name: values[mask] for name, values in frame.items()}
+
+
+def _point(depth: Frame, counted: Frame) -> TimelinePoint:
+    start = int(min(f["start_ns"].min() for f in (depth, counted) if len(f["start_ns"])))
+    end = int(max(f["end_ns"].max() for f in (depth, counted) if len(f["end_ns"])))
+    span = max(1, end - start)
+    reads = _where(counted, counted["direction"] == _READ)
+    written = counted["bytes"][counted["direction"] == _WRITE]
+    return TimelinePoint(
+        start_ns=start,
+        end_ns=end,
+        depth_mean=_mean_depth(depth),
+        read_bytes_per_s=float(reads["bytes"].sum() / span * _SECOND_NS),
+        write_bytes_per_s=float(written.sum() / span * _SECOND_NS),
+        reads=int(reads["requests"].sum()),
+        read_p50_ns=_quantile(reads, 0.5),
+        read_p99_ns=_quantile(reads, 0.99),
+    )
+
+
+def _mean_depth(depth: Frame) -> float | None:
+    """Time-weighted mean per direction, summed over directions."""
+    total = None
+    for direction in (_READ, _WRITE):
+        rows = depth["direction"] == direction
+        time = int(depth["time_ns"][rows].sum())
+        if time > 0:
+            work = int((depth["depth"][rows] * depth["time_ns"][rows]).sum())
+            total = (total or 0.0) + work / time
+    return total
+
+
+def _quantile(counted: Frame, share: float) -> float | None:
+    """The latency that ``share`` of the requests stay below, linear within its bucket."""
+    low: Ints = counted["latency_low_ns"]
+    order = np.argsort(low, kind="stable")
+    running = np.cumsum(counted["requests"][order])
+    if not len(running) or running[-1] <= 0:
+        return None
+    wanted = share * running[-1]
+    at = int(np.searchsorted(running, wanted, side="left"))
+    row = order[at]
+    before = running[at - 1] if at else 0
+    inside = (wanted - before) / counted["requests"][row]
+    bottom, top = int(low[row]), int(counted["latency_high_ns"][row])
+    return float(bottom + inside * (top - bottom))
