@@ -98,10 +98,19 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 #define HAS_TYPE(structure) (T_##structure != 0)
 #define TYPE_SIZE(structure) (T_##structure)
 
-#define HASH(map, key, value, entries) BPF_TABLE("hash", key, value, map, entries)
-#define LRU_HASH(map, key, value, entries) BPF_TABLE("lru_hash", key, value, map, entries)
-#define ARRAY(map, value, entries) BPF_TABLE("array", u32, value, map, entries)
-#define PER_CPU_ARRAY(map, value, entries) BPF_TABLE("percpu_array", u32, value, map, entries)
+/*
+ * bcc writes and optimises code that prints the value of each map, member by member, which takes
+ * longer than compiling the probes. Values are therefore declared as bytes.
+ */
+#define KV_TABLE(kind, map, key, value, entries)                                               \
+	struct map##_bytes {                                                                   \
+		char bytes[sizeof(value)];                                                     \
+	};                                                                                     \
+	BPF_TABLE(kind, key, struct map##_bytes, map, entries)
+#define HASH(map, key, value, entries) KV_TABLE("hash", map, key, value, entries)
+#define LRU_HASH(map, key, value, entries) KV_TABLE("lru_hash", map, key, value, entries)
+#define ARRAY(map, value, entries) KV_TABLE("array", map, u32, value, entries)
+#define PER_CPU_ARRAY(map, value, entries) KV_TABLE("percpu_array", map, u32, value, entries)
 #define RING(table) BPF_RINGBUF_OUTPUT(table, KV_RING_PAGES_##table)
 
 #define LOOKUP(map, key) map##_lookup(key)

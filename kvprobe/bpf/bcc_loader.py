@@ -49,7 +49,9 @@ def load(source: Source, plan: Plan, kernel: Btf | None = None) -> Loaded:
     kinds = {hook.name: _PROGRAM_TYPES[hook.kind] for hook in source.hooks}
     request = {
         "text": source.text,
-        "cflags": [f"-D{name}={value}" for name, value in macros(source, plan, kernel or Btf.load())],
+        "cflags": [
+            f"-D{name}={value}" for name, value in macros(source, plan, kernel or Btf.load())
+        ],
         "programs": {name: kinds[name] for name in sorted(plan.programs)},
         "maps": [item.name for item in source.maps],
     }

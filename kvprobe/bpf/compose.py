@@ -161,12 +161,13 @@ def _with_functions(match: re.Match[str]) -> str:
         ]
     else:
         functions = [
-            f"{inline} {item.value} *{name}_lookup({item.key} *key) {{ return {name}.lookup(key); }}"
+            f"{inline} {item.value} *{name}_lookup({item.key} *key) "
+            f"{{ return ({item.value} *){name}.lookup(key); }}"
         ]
         if item.kind in ("HASH", "LRU_HASH"):
             functions += [
                 f"{inline} long {name}_update({item.key} *key, {item.value} *value) "
-                f"{{ return {name}.update(key, value); }}",
+                f"{{ return {name}.update(key, (struct {name}_bytes *)value); }}",
                 f"{inline} long {name}_delete({item.key} *key) {{ return {name}.delete(key); }}",
             ]
     return " ".join([match.group(0), *functions])
