@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvprobe.capture.manifest import Manifest
+from kvprobe.capture.manifest import Clock, Manifest
 from kvprobe.capture.recorder import Recorder
 from kvprobe.sources import POLL_SECONDS, Source
+from kvprobe.sources.clock import clock_step_ns, sample_clocks
 
 SEGMENT_NS = 1_000_000_000
 
@@ -33,6 +34,7 @@ def record(
         The facts at the end: window, losses, cost and engine. ``complete`` is not set.
     """
     began = _Began()
+    wall = _WallClock()
     recorder.roll(manifest, manifest.start_ns)
     rolled_ns = manifest.start_ns
     try:
@@ -40,7 +42,7 @@ def record(
             batch = source.poll()
             recorder.add(batch)
             if batch.now_ns - rolled_ns >= SEGMENT_NS:
-                now = _as_of(manifest, source, batch.now_ns, began)
+                now = _as_of(manifest, source, batch.now_ns, began, wall)
                 recorder.roll(now, rolled_ns)
                 rolled_ns = batch.now_ns
                 each_second(now)
@@ -50,7 +52,7 @@ def record(
     finally:
         batch = source.close()
         recorder.add(batch)
-        final = _as_of(manifest, source, batch.now_ns, began)
+        final = _as_of(manifest, source, batch.now_ns, began, wall)
         recorder.roll(final, rolled_ns)
     return final
 
@@ -63,10 +65,36 @@ class _Began:
         self.wall_ns = time.monotonic_ns()
 
 
-def _as_of(manifest: Manifest, source: Source, now_ns: int, began: _Began) -> Manifest:
+class _WallClock:
+    """Watches for jumps of the wall clock, by which engines date their events."""
+
+    def __init__(self) -> None:
+        self._first = self._last = sample_clocks()
+        self._steps_ns: list[int] = []
+
+    def look(self) -> tuple[Clock, tuple[str, ...]]:
+        """The clock facts as of now, and a note if it jumped."""
+        now = sample_clocks()
+        if step_ns := clock_step_ns(self._last, now):
+            self._steps_ns.append(step_ns)
+        self._last = now
+        uncertainty_ns = max(self._first.uncertainty_ns, now.uncertainty_ns)
+        clock = Clock(self._first.offset_ns, now.offset_ns, uncertainty_ns, len(self._steps_ns))
+        return clock, tuple(
+            f"the wall clock jumped by {step_ns / 1e9:+.6f} s during the recording"
+            for step_ns in self._steps_ns
+        )
+
+
+def _as_of(
+    manifest: Manifest, source: Source, now_ns: int, began: _Began, wall: _WallClock
+) -> Manifest:
+    clock, notes = wall.look()
     return replace(
         manifest,
         end_ns=now_ns,
+        clock=clock,
+        notes=(*manifest.notes, *notes),
         losses=dict(source.losses()),
         engine=source.engine or manifest.engine,
         devices=source.devices or manifest.devices,

@@ -22,9 +22,7 @@ from tests.capture.fake_source import (
 def small_tables() -> dict[str, Iterator[Frame]]:
     """Prime numbers of rows; ``lookups`` has one path that is not UTF-8 and one with an escape."""
     paths = [*chunk_paths(51), b"/mnt/other/\xff.bin", b"/mnt/\x1b[31mred"]
-    keys = [
-        {"request_id": f"req-{i}", "position": i, "key": f"abcde{i:011x}"} for i in range(11)
-    ]
+    keys = [{"request_id": f"req-{i}", "position": i, "key": f"abcde{i:011x}"} for i in range(11)]
     host = [
         {"time_ns": 5, "metric": "softirq_s", "subject": name, "value": value}
         for name, value in (("nvme0n1", 0.5), ("enx0123456789ab", None), ("", 2.0))

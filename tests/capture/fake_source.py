@@ -33,7 +33,7 @@ CHUNK = "/mnt/kv/Llama_0123456789ab_r0/abc/de_g0/abcde{:011x}.bin"
 
 
 def block_rows(count: int, first: int = 0, at_ns: int = START_NS) -> Rows:
-    """Block rows numbered from ``first``; every column has a value, every fifth owner is unknown."""
+    """Block rows numbered from ``first``; every fifth owner is unknown."""
     number = np.arange(first, first + count, dtype=np.uint64)
     rows = np.zeros(count, schema.numpy_dtype(schema.BLOCK))
     rows["done_ns"] = at_ns + number * 1000

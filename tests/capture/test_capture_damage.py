@@ -1,4 +1,4 @@
-"""Damaged, foreign and hostile files: one line and an exit code, never wrong rows, never a crash."""
+"""Damaged, foreign and hostile files: one line and an exit code; no wrong rows, no crash."""
 
 import io
 import random

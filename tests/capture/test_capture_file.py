@@ -5,6 +5,7 @@ import zipfile
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -107,7 +108,7 @@ def test_frames_are_read_once(whole: Path) -> None:
         assert tables.frame("block") is tables.frame("block")
 
 
-def rewritten(path: Path, table: str, columns: dict[str, object | None]) -> Path:
+def rewritten(path: Path, table: str, columns: dict[str, Any]) -> Path:
     """A copy of a capture with columns of one table replaced, added or (None) dropped."""
     import pyarrow as pa
 
@@ -150,7 +151,11 @@ def test_a_further_column_is_ignored(only_block: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "values", "word"),
-    [("sector", None, "missing"), ("sector", list("abcdefg"), "type"), ("inode", [0.5] * 7, "type")],
+    [
+        ("sector", None, "missing"),
+        ("sector", list("abcdefg"), "type"),
+        ("inode", [0.5] * 7, "type"),
+    ],
 )
 def test_a_column_that_is_needed_or_of_another_type_is_damage(
     only_block: Path, column: str, values: object, word: str

@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvprobe.capture import record as record_module
 from kvprobe.capture.part import part_of
 from kvprobe.capture.reader import open_capture
-from kvprobe.capture.record import record
+from kvprobe.capture.record import SEGMENT_NS, record
 from kvprobe.capture.recorder import Recorder, pack
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.schema import TABLES
 from kvprobe.sources import Batch
+from kvprobe.sources.clock import ClockSample
 from kvprobe.sources.live import LiveSource
 from tests.capture.fake_source import (
     START_NS,
@@ -40,8 +42,12 @@ ROOT = Path(__file__).parents[2]
 def recording(out: Path, seconds: float, rows_per_poll: int) -> Iterator[subprocess.Popen[str]]:
     """A recorder in a process of its own; killed in the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.capture.fake_source"]
-        + [str(out), str(seconds), str(rows_per_poll)],
+        [
+            sys.executable,
+            "-m",
+            "tests.capture.fake_source",
+            *map(str, (out, seconds, rows_per_poll)),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -253,9 +259,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB in memory."""
     point = tmp_path / "disk"
     point.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "kvcap-test", str(point)], check=True
-    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "kvcap-test", str(point)], check=True)
     try:
         yield point
     finally:
@@ -305,6 +309,24 @@ def test_a_full_disk_with_room_for_the_packed_file(small_disk: Path) -> None:
         assert not capture.complete
         assert "cut short: No space left" in capture.notes[0]
         assert 101 <= len(capture.frame("block")["tid"]) < 101 + 4 * 4001
+
+
+def test_a_jump_of_the_wall_clock_is_counted_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = iter([1_000, 1_030, 5_000_000_970, 5_000_000_990])
+    monkeypatch.setattr(
+        record_module, "sample_clocks", lambda: ClockSample(0, next(offsets), uncertainty_ns=20)
+    )
+    clock_ns = iter(range(START_NS, START_NS + 10 * SEGMENT_NS, SEGMENT_NS))
+    source = LiveSource(FakeSession(7, total=21), clock=lambda: next(clock_ns))
+    asked = iter(range(2))
+    recorder = Recorder(tmp_path / "a.kvcap")
+    final = record(source, recorder, manifest(), lambda _: next(asked, None) is None)
+    recorder.leave()
+    assert (final.clock.before_ns, final.clock.after_ns) == (1_000, 5_000_000_990)
+    assert (final.clock.uncertainty_ns, final.clock.steps) == (20, 1)
+    assert final.notes == ("the wall clock jumped by +5.000000 s during the recording",)
 
 
 def test_the_source_is_closed_when_recording_fails(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from kvprobe.capture.reader import open_capture
 from kvprobe.capture.recorder import Recorder, pack
 from kvprobe.capture.redact import Redactor, redact
 from kvprobe.errors import KvprobeError
-from kvprobe.sources import Batch
+from kvprobe.sources import Batch, TableRows
 from tests.capture.fake_source import START_NS, chunk_paths, lookup_rows, manifest, request_dicts
 
 SECRETS = ["secret", "192.0.2.77", "req-", "abcde0000", "Llama", "/mnt", "other", "enx0123456789ab"]
@@ -97,7 +97,10 @@ def test_redacting_again_keeps_the_keys(redacted: Path, tmp_path: Path) -> None:
 def test_a_recording_can_be_redacted_while_it_is_packed(tmp_path: Path) -> None:
     out = tmp_path / "a.kvcap"
     recorder = Recorder(out)
-    tables = {"lookups": lookup_rows(chunk_paths(5)), "requests": request_dicts(3)}
+    tables: dict[str, TableRows] = {
+        "lookups": lookup_rows(chunk_paths(5)),
+        "requests": request_dicts(3),
+    }
     recorder.add(Batch(START_NS, tables))
     recorder.roll(manifest(), START_NS)
     recorder.leave()
@@ -125,11 +128,15 @@ def test_sentences(text: str, hidden: str) -> None:
 
 
 def test_sentences_keep_what_explains() -> None:
-    text = "no /sys/kernel/debug/tracing on kernel 6.1.0: ops::read 12:30 at 3.5 GB/s and/or nvme0n1"
+    text = (
+        "no /sys/kernel/debug/tracing on kernel 6.1.0: ops::read 12:30 at 3.5 GB/s and/or nvme0n1"
+    )
     assert Redactor().prose(text, "node7") == text
 
 
-@pytest.mark.parametrize("name", ["nvme0n1", "nvme0n1p3", "sda", "dm-3", "eth0", "cpu12", "md127", ""])
+@pytest.mark.parametrize(
+    "name", ["nvme0n1", "nvme0n1p3", "sda", "dm-3", "eth0", "cpu12", "md127", ""]
+)
 def test_names_that_the_kernel_gives_are_kept(name: str) -> None:
     assert Redactor().subject(name) == name
 
