@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -91,6 +92,7 @@ class LiveFeed:
         self._build = build
         self._notes = notes
         self._trouble: str | None = None
+        self._began_ns = time.process_time_ns(), time.monotonic_ns()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._pump, name="kvprobe-poll", daemon=True)
@@ -101,7 +103,8 @@ class LiveFeed:
         problems = list(self._notes)
         with self._lock:
             window = self._window
-            tables = FixedTables(window.manifest, {name: window.frame(name) for name in TABLES})
+            manifest = self._with_cost(window.manifest)
+            tables = FixedTables(manifest, {name: window.frame(name) for name in TABLES})
             if self._trouble is not None:
                 problems.append(self._trouble)
         document = None
@@ -128,6 +131,16 @@ class LiveFeed:
 
     def _position(self) -> Position | None:
         return None
+
+    def _with_cost(self, manifest: Manifest) -> Manifest:
+        """The facts with what this process has cost since it began to watch."""
+        cpu_ns, wall_ns = time.process_time_ns(), time.monotonic_ns()
+        cost = replace(
+            manifest.cost,
+            agent_cpu_ns=cpu_ns - self._began_ns[0],
+            wall_ns=wall_ns - self._began_ns[1],
+        )
+        return replace(manifest, cost=cost)
 
     def _pump(self) -> None:
         polls = 0
@@ -188,15 +201,13 @@ class ReplayFeed(LiveFeed):
     def _set_speed(self) -> None:
         self._replay.speed = 0.0 if self._paused else self._speed
 
+    def _with_cost(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, cost=self._manifest.cost)
+
     def _position(self) -> Position:
         start, end = self._manifest.window_ns
         done = self._window.manifest.end_ns - start
         return Position(done, end - start, self._speed, ended=done >= end - start)
-
-
-def manifest_for_replay(manifest: Manifest) -> Manifest:
-    """The facts of a capture as those of a window of it that is just beginning."""
-    return replace(manifest, cost=replace(manifest.cost, agent_cpu_ns=None, wall_ns=None))
 
 
 def _one_line(error: Exception) -> str:

@@ -125,10 +125,11 @@ def devices_text(document: Document | None, width: int, height: int) -> Text:
     items = [row for row in rows(document, "devices") if _traffic(row)]
     if not items:
         return Text("no traffic on any device" if document else "", "dim")
+    roomy = height >= 3 * len(items)
     lines: list[Text] = []
     shown = 0
     for item in items:
-        more = _device_lines(document or {}, item, width)
+        more = _device_lines(document or {}, item, width, roomy)
         if lines and len(lines) + len(more) > height:
             break
         lines.extend(more)
@@ -142,7 +143,7 @@ def _traffic(item: Any) -> float:
     return (number(item, "read_bytes") or 0) + (number(item, "write_bytes") or 0)
 
 
-def _device_lines(document: Document, item: Any, width: int) -> list[Text]:
+def _device_lines(document: Document, item: Any, width: int, roomy: bool) -> list[Text]:
     timeline = rows(item, "timeline")
     last: Any = timeline[-1] if timeline else None
     now = number(last, "depth_mean")
@@ -165,24 +166,45 @@ def _device_lines(document: Document, item: Any, width: int) -> list[Text]:
     lines = [fitted(first, width)]
     if timeline or number(item, "read_latency", "median_ns") is not None:
         lines.append(_latency_line(item, timeline, width))
+    if roomy and len(timeline) > 1:
+        courses = (
+            ("read rate", "", [number(row, "read_bytes_per_s") for row in timeline]),
+            ("depth", "", [number(row, "depth_mean") for row in timeline]),
+        )
+        lines.append(_courses_line("  in time ", courses, width))
     return lines
+
+
+Course = tuple[str, str, list[float | int | None]]
+"""Name, figure of now, and the values over the window."""
 
 
 def _latency_line(item: Any, timeline: Sequence[Any], width: int) -> Text:
     latency = pick(item, "read_latency")
     ends = [("p50", number(latency, "median_ns")), ("p95", number(latency, "p95_ns"))]
     if timeline:
-        last = next((row for row in reversed(timeline) if number(row, "read_p50_ns")), {})
+        last = next((row for row in reversed(timeline) if number(row, "read_p50_ns")), None)
         ends = [(name, number(last, f"read_{name}_ns")) for name in ("p50", "p99")]
-    texts = [f"{name} {'-' if value is None else units.duration(value)}" for name, value in ends]
-    line = Text("  read latency ", "dim", no_wrap=True, overflow="ellipsis")
-    room = max(0, (width - line.cell_len - sum(map(len, texts)) - 8) // 2)
-    for (name, _), text in zip(ends, texts, strict=True):
+    courses = [
+        (
+            name,
+            "-" if value is None else units.duration(value),
+            [number(row, f"read_{name}_ns") for row in timeline],
+        )
+        for name, value in ends
+    ]
+    return _courses_line("  read latency ", courses, width)
+
+
+def _courses_line(head: str, courses: Sequence[Course], width: int) -> Text:
+    """Two figures with their course beside each, as wide as there is room."""
+    line = Text(head, "dim", no_wrap=True, overflow="ellipsis")
+    texts = [f"{name} {value}".rstrip() for name, value, _ in courses]
+    room = (width - line.cell_len - sum(map(len, texts)) - 8) // 2
+    for text, (_, _, values) in zip(texts, courses, strict=True):
         line.append(text, "none")
-        values = [number(row, f"read_{name}_ns") for row in timeline]
         if len(values) > 1 and room >= 6:
-            length = min(room, 30, len(values))
-            line.append(f" {bars.sparkline(values, length)}", "cyan")
+            line.append(f" {bars.sparkline(values, min(room, 30, len(values)))}", "cyan")
         line.append("  ")
     return line
 

@@ -163,7 +163,7 @@ COLUMNS: Sequence[Column] = (
     Column("recompute", "compute", 7, _shown(_COST, units.duration), _COST),
     Column("interval", "compute, 90 %", 20, _recompute, from_width=140),
     Column("verdict", "verdict", 12, lambda row, _: verdict(row), _regret, right=False),
-    Column("gain", "gain, 90 %", 24, lambda row, _: gain(row), _regret, from_width=125),
+    Column("gain", "gain, 90 %", 26, lambda row, _: gain(row), _regret, from_width=125),
     Column("tied", "tied", 6, _tied, right=False),
 )
 

@@ -187,6 +187,29 @@ def break_even() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def timeline() -> list[dict[str, Any]]:
+    """The KV device second by second; slow in the middle, one second without a read."""
+    rng = random.Random(31)
+    points = []
+    for second in range(60):
+        slow = 2.3 if 22 <= second < 31 else 1.0
+        reads = 0 if second == 47 else rng.randrange(2_300, 2_900)
+        rate = reads * 262_144 / slow
+        points.append(
+            {
+                "start_ns": START_NS + second * SECOND,
+                "end_ns": START_NS + (second + 1) * SECOND,
+                "depth_mean": round(rng.uniform(0.9, 1.3) * slow, 3) if reads else 0.0,
+                "read_bytes_per_s": float(rate),
+                "write_bytes_per_s": float(rng.randrange(4_000_000, 12_000_000)),
+                "reads": reads,
+                "read_p50_ns": 583_000 * slow * rng.uniform(0.9, 1.1) if reads else None,
+                "read_p99_ns": 2_117_000 * slow * rng.uniform(0.8, 1.5) if reads else None,
+            }
+        )
+    return points
+
+
 def devices() -> list[dict[str, Any]]:
     """The device that serves the restores, and one that hardly does anything."""
     surface = [
@@ -221,6 +244,7 @@ def devices() -> list[dict[str, Any]]:
                 "n": 160_111,
             },
             "surface": surface,
+            "timeline": timeline(),
             "little_check": {"ratio": 0.993, "n": 160_111},
         },
         {
@@ -234,6 +258,7 @@ def devices() -> list[dict[str, Any]]:
             "write_bytes": 1_212_416,
             "read_latency": {"median_ns": None, "p5_ns": None, "p95_ns": None, "n": 13},
             "surface": [],
+            "timeline": [],
             "little_check": {"ratio": None, "n": 224},
         },
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from kvprobe import digest, units
+from kvprobe import bars, digest, units
 from kvprobe.digest import Document, label, number, pick, rows
 from kvprobe.reports._text.page import Column, Page, heading, labelled, paragraph, table
 
@@ -56,7 +56,28 @@ def _lines(document: Document, item: Any) -> Iterator[tuple[str, str]]:
         busiest, whole = max(loads), sum(loads)
         share = units.share(busiest / whole if whole else None)
         yield "hardware queues", f"{len(queues)}; the busiest carried {share} of the requests"
+    yield from _courses(item)
     yield "Little's law", _little(pick(item, "little_check"))
+
+
+_COURSES = (
+    ("read rate", "read_bytes_per_s", units.rate),
+    ("depth", "depth_mean", units.fixed),
+    ("read p99", "read_p99_ns", units.duration),
+)
+
+
+def _courses(item: Any) -> Iterator[tuple[str, str]]:
+    """How it went over the window, from nothing to the highest value."""
+    points = rows(item, "timeline")
+    if len(points) < 3:
+        return
+    for name, key, show in _COURSES:
+        values = [number(point, key) for point in points]
+        highest = max((value for value in values if value is not None), default=None)
+        if highest is not None:
+            line = bars.sparkline(values, len(values))
+            yield f"{name} in time", f"{line} highest {show(highest)}"
 
 
 def _little(check: Any) -> str:

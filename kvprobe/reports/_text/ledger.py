@@ -73,7 +73,7 @@ def _lines(page: Page, items: list[Mapping[str, Any]]) -> Iterator[RenderableTyp
     yield table(
         page,
         [
-            Column("request", lambda row: bars.shortened(label(row, "id") or units.UNKNOWN, _ID_WIDTH), "left"),
+            Column("request", _name, "left"),
             Column("TTFT", lambda row: units.duration(number(row, "ttft_ns"))),
             Column("prompt", lambda row: units.count(number(row, "tokens", "prompt")),
                    from_width=96),
@@ -96,6 +96,10 @@ def _lines(page: Page, items: list[Mapping[str, Any]]) -> Iterator[RenderableTyp
         "restore: before the request's own prefill, estimated where it recomputed; "
         "gain: time saved against the other choice, 90 % interval.",
     )
+
+
+def _name(row: Any) -> str:
+    return bars.shortened(label(row, "id") or units.UNKNOWN, _ID_WIDTH)
 
 
 def _stored_tokens(row: Any) -> float | None:
