@@ -85,6 +85,8 @@ enum {
 /* BlockMethod in kvprobe/schema.py */
 enum { KV_METHOD_NONE = 0, KV_METHOD_DIRECT = 1, KV_METHOD_PAGE = 2, KV_METHOD_RAW_DEVICE = 3 };
 
+/* One cache line. Device and queues stay when the request is over: the next user of the slot is
+ * nearly always the same device. */
 struct kv_request {
 	u64 request;
 	u64 queued_ns;
@@ -92,9 +94,11 @@ struct kv_request {
 	u32 tgid;
 	u32 tid;
 	u32 device;
-	u32 queue; /* index into block_depth and block_histogram */
-	u32 bytes; /* completed so far */
+	u32 queues; /* of the device: index of its reads in block_depth and block_histogram */
+	u32 queue;  /* of this request, or KV_NO_QUEUE */
+	u32 bytes;  /* completed so far */
 	u32 submitter;
+	u32 unused[3];
 };
 
 struct kv_depth {
@@ -165,25 +169,22 @@ inline_always void block_release(u64 request)
 /* ------------------------------------------------------------------------- aggregates */
 
 /* Two queues per device: reads, writes. Devices get their pair when they are first seen. */
-inline_always u32 block_queue_of(u32 device, u32 op)
+inline_always u32 block_queues_of(u32 device)
 {
-	u32 zero = 0, pair, *known, *count;
+	u32 zero = 0, queues, *known = LOOKUP(block_devices, &device), *count;
 
-	if (op > 1)
-		return KV_NO_QUEUE;
-	known = LOOKUP(block_devices, &device);
 	if (known)
-		return *known + op;
+		return *known;
 	count = LOOKUP(block_device_count, &zero);
 	if (!count)
 		return KV_NO_QUEUE;
-	pair = 2 * FETCH_ADD(count, 1);
-	if (pair >= KV_QUEUES) {
+	queues = 2 * FETCH_ADD(count, 1);
+	if (queues >= KV_QUEUES) {
 		COUNT(block_devices_over, 1);
-		return KV_NO_QUEUE;
+		queues = KV_NO_QUEUE;
 	}
-	UPDATE(block_devices, &device, &pair);
-	return pair + op;
+	UPDATE(block_devices, &device, &queues);
+	return queues;
 }
 
 /*
@@ -362,32 +363,40 @@ inline_always void block_abandon(struct kv_request *slot)
 
 RAW_HOOK(block_start, block_io_start)
 {
-	u64 request = ARG(0), id = bpf_get_current_pid_tgid();
-	u32 device = block_device_of(request), index = block_slot_index(request);
-	struct kv_request *slot;
+	u64 request = ARG(0), id = bpf_get_current_pid_tgid(), now;
+	u32 device = block_device_of(request), index = block_slot_index(request), op;
+	struct kv_request *slot, spilled = {.queues = KV_NO_QUEUE};
+	bool spill = 0;
 
 	if (CONFIG(device) && device != CONFIG(device))
 		return 0;
 	slot = LOOKUP(block_slots, &index);
 	if (!slot)
 		return 0;
-	if (slot->request == request) /* ended without a completion */
+	if (unlikely_true(slot->request == request)) /* ended without a completion */
 		block_abandon(slot);
-	struct kv_request fresh = {
-		.request = request,
-		.queued_ns = bpf_ktime_get_ns(),
-		.tgid = id >> 32,
-		.tid = id,
-		.device = device,
-		.queue = block_queue_of(device, READ(request, cmd_flags, request) & 0xff),
-		.submitter = kv_submitter(id >> 32),
-	};
-	if (slot->request && slot->request != request)
-		UPDATE(block_spill, &request, &fresh);
-	else
-		*slot = fresh;
-	if (fresh.queue != KV_NO_QUEUE)
-		block_depth_change(fresh.queue, fresh.queued_ns, 1);
+	if (unlikely_true(slot->request && slot->request != request)) {
+		spill = 1;
+		slot = &spilled;
+	}
+	now = bpf_ktime_get_ns();
+	op = READ(request, cmd_flags, request) & 0xff;
+	if (unlikely_true(slot->device != device)) {
+		slot->device = device;
+		slot->queues = block_queues_of(device);
+	}
+	slot->queue = op <= 1 && slot->queues != KV_NO_QUEUE ? slot->queues + op : KV_NO_QUEUE;
+	slot->request = request;
+	slot->queued_ns = now;
+	slot->issued_ns = 0;
+	slot->tgid = id >> 32;
+	slot->tid = id;
+	slot->bytes = 0;
+	slot->submitter = kv_submitter(id >> 32);
+	if (slot->queue != KV_NO_QUEUE)
+		block_depth_change(slot->queue, now, 1);
+	if (unlikely_true(spill))
+		UPDATE(block_spill, &request, slot);
 	return 0;
 }
 

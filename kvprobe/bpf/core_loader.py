@@ -8,7 +8,7 @@ import os
 import struct
 
 from kvprobe.bpf import core_object, libbpf
-from kvprobe.bpf.compose import Source
+from kvprobe.bpf.compose import FILTERS, Source
 from kvprobe.bpf.loaded import Loaded, Plan
 from kvprobe.errors import ExitCode, KvprobeError
 
@@ -43,7 +43,7 @@ def load(source: Source, plan: Plan) -> Loaded:
 
 def _prepare(opened: int, source: Source, plan: Plan) -> None:
     lib = libbpf.library()
-    wanted_parts = {hook.probe for hook in source.hooks if hook.name in plan.programs}
+    wanted_parts = {hook.probe for hook in source.hooks if hook.name in plan.programs} | {FILTERS}
     part_of = {item.name: item.probe for item in source.maps}
     for name, program in libbpf.programs(opened):
         lib.bpf_program__set_autoload(program, name in plan.programs)
