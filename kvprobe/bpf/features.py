@@ -12,32 +12,32 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from kvprobe.bpf import bcc_loader, btf, tracefs, trial
-from kvprobe.model import Missing
+from kvprobe.bpf import btf, tracefs, trial
 
 RING_BYTES = 16 << 20
 """The size of ring buffer that is tried."""
+_AS_ROOT = "sudo kvprobe doctor"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
 class State(StrEnum):
-    """Whether something is there."""
+    """Whether something is there; ``unknown``: only root can find out."""
 
     OK = "ok"
     DEGRADED = "degraded"
     ABSENT = "absent"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Feature:
     """One property of this machine. ``required``: without it there is no capture at all."""
 
-    name: str
     group: str
+    name: str
     state: State
     why: str
     effect: str = ""
@@ -48,10 +48,6 @@ class Feature:
     def stops_capture(self) -> bool:
         """Whether nothing can be captured because of this."""
         return self.required and self.state is State.ABSENT
-
-    def missing(self) -> Missing:
-        """The same in the words that a capture records."""
-        return Missing(self.name, self.why, self.effect, self.fix)
 
 
 Answer: TypeAlias = tuple[State, str, str, str]
@@ -73,12 +69,28 @@ def absent(why: str, effect: str, fix: str) -> Answer:
     return State.ABSENT, why, effect, fix
 
 
+def unknown() -> Answer:
+    """It takes rights that this process lacks to find out."""
+    return State.UNKNOWN, "needs root to find out", "", ""
+
+
 def survey() -> tuple[Feature, ...]:
-    """The kernel and the loaders, in the order in which a person would check them."""
+    """The kernel, in the order in which a person would check it."""
+    may_try = has_rights()
     return tuple(
-        Feature(name, group, *check(), required=required)
-        for group, name, required, check in _CHECKS
+        Feature(
+            "kernel",
+            name,
+            *(unknown() if check in _NEED_RIGHTS and not may_try else check()),
+            required=required,
+        )
+        for name, required, check in _CHECKS
     )
+
+
+def has_rights() -> bool:
+    """Whether this process may use BPF at all."""
+    return _rights()[0] is not State.ABSENT
 
 
 # ---------------------------------------------------------------- kernel
@@ -92,7 +104,7 @@ def _release() -> Answer:
     return absent(why, "no capture", "kvprobe runs on x86_64 and aarch64")
 
 
-def _privileges() -> Answer:
+def _rights() -> Answer:
     held = trial.capabilities()
     if os.geteuid() == 0 and "SYS_ADMIN" in held:
         return ok("root")
@@ -129,7 +141,7 @@ def _programs() -> Answer:
     if error.errno == errno.ENOSYS:
         return absent(why, "no capture", "use a kernel built with CONFIG_BPF_SYSCALL=y")
     if "SYS_ADMIN" not in trial.capabilities():
-        return absent(why, "no capture", _RIGHTS)
+        return absent(why, "no capture", _AS_ROOT)
     if trial.process_status("Seccomp") not in ("", "0"):
         why += ", a seccomp filter is active"
     return absent(why, "no capture", "allow bpf(2) in the container's seccomp profile")
@@ -143,7 +155,7 @@ def _kernel_memory() -> Answer:
     effect = "no capture: device, size and file of a request cannot be read"
     if trial.lockdown() == "confidentiality":
         return absent("lockdown is confidentiality", effect, "boot with lockdown=integrity")
-    return absent(f"refused: {error.strerror}", effect, _RIGHTS)
+    return absent(f"refused: {error.strerror}", effect, _AS_ROOT)
 
 
 def _ring_buffer() -> Answer:
@@ -157,7 +169,7 @@ def _ring_buffer() -> Answer:
         return absent(
             f"memory lock limit is {limit >> 10} KiB", "no capture", "ulimit -l unlimited"
         )
-    return absent(f"refused: {error.strerror}", "no capture", _RIGHTS)
+    return absent(f"refused: {error.strerror}", "no capture", _AS_ROOT)
 
 
 def _tracefs() -> Answer:
@@ -184,7 +196,7 @@ def _symbols() -> Answer:
     return degraded(
         "addresses in /proc/kallsyms are hidden",
         "direct I/O is tied to its process but not to its file",
-        _RIGHTS if os.geteuid() else "sysctl kernel.kptr_restrict=1",
+        _AS_ROOT if os.geteuid() else "sysctl kernel.kptr_restrict=1",
     )
 
 
@@ -193,7 +205,7 @@ def _statistics() -> Answer:
     if error is None:
         return ok("can be switched on")
     return degraded(
-        f"refused: {error.strerror}", "kvprobe cannot say what its own probes cost", _RIGHTS
+        f"refused: {error.strerror}", "kvprobe cannot say what its own probes cost", _AS_ROOT
     )
 
 
@@ -221,44 +233,17 @@ def _function_probes() -> Answer:
     return ok("; ".join(words))
 
 
-# ---------------------------------------------------------------- loaders
-
-
-def _bcc() -> Answer:
-    package = bcc_loader.DEBIAN_PACKAGES / "bcc"
-    library = any(Path("/usr/lib").glob("*/libbcc.so.0"))
-    if (package / "libbcc.py").is_file() and library:
-        return ok(f"{_bcc_version(package)}, compiles on this machine without kernel headers")
-    why = "python3-bpfcc is not installed"
-    foreign = find_spec("bcc")
-    if foreign is not None and foreign.origin and not _is_compiler(Path(foreign.origin)):
-        why += f" (the bcc at {Path(foreign.origin).parent} is another project)"
-    return degraded(why, "only the prebuilt probes can be used", "apt install python3-bpfcc")
-
-
-def _is_compiler(package: Path) -> bool:
-    return (package.parent / "libbcc.py").is_file()
-
-
-def _bcc_version(package: Path) -> str:
-    try:
-        return (package / "version.py").read_text().split("'")[1]
-    except (OSError, IndexError):
-        return "of unknown version"
-
-
-_RIGHTS = "sudo kvprobe doctor"
-_CHECKS: tuple[tuple[str, str, bool, Callable[[], Answer]], ...] = (
-    ("kernel", "kernel", True, _release),
-    ("kernel", "rights", True, _privileges),
-    ("kernel", "BTF", True, _type_information),
-    ("kernel", "BPF programs", True, _programs),
-    ("kernel", "kernel memory", True, _kernel_memory),
-    ("kernel", "ring buffer", True, _ring_buffer),
-    ("kernel", "tracefs", False, _tracefs),
-    ("kernel", "symbols", False, _symbols),
-    ("kernel", "BPF statistics", False, _statistics),
-    ("kernel", "process ids", False, _process_ids),
-    ("kernel", "function probes", False, _function_probes),
-    ("loaders", "bcc", False, _bcc),
+_CHECKS: tuple[tuple[str, bool, Callable[[], Answer]], ...] = (
+    ("kernel", True, _release),
+    ("rights", True, _rights),
+    ("BTF", True, _type_information),
+    ("BPF programs", True, _programs),
+    ("kernel memory", True, _kernel_memory),
+    ("ring buffer", True, _ring_buffer),
+    ("tracefs", False, _tracefs),
+    ("kernel symbols", False, _symbols),
+    ("BPF statistics", False, _statistics),
+    ("process ids", False, _process_ids),
+    ("function probes", False, _function_probes),
 )
+_NEED_RIGHTS = (_programs, _kernel_memory, _ring_buffer, _tracefs, _symbols, _statistics)
