@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from kvprobe.capture.frames import object_array
-from kvprobe.errors import KvprobeError
 from kvprobe.model import Frame, KVPath
 from kvprobe.schema import UNKNOWN
 
@@ -35,17 +34,3 @@ def fill_keys(frame: Frame, engine_name: str | None) -> None:
     frame["kv_temporary"] = np.array(
         [UNKNOWN if kv is None else int(kv.temporary) for kv in found], dtype=np.int64
     )
-
-
-def check_engine(name: str) -> None:
-    """Refuse an engine that has no adapter.
-
-    Raises:
-        KvprobeError: with the names that have one.
-    """
-    from kvprobe import engines
-
-    if name not in engines.engines():
-        raise KvprobeError(
-            f"no engine named {name}", "known engines: " + ", ".join(sorted(engines.engines()))
-        )

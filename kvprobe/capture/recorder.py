@@ -51,7 +51,7 @@ class Recorder:
         self.out = out
         self.part = part_of(out)
         self.failure: OSError | None = None
-        self._lock = _make_folder(out, self.part, force)
+        self._lock: int | None = _make_folder(out, self.part, force)
         self._pending: dict[str, list[TableRows]] = {}
         self._number = 0
         self._work: queue.Queue[_Work | None] = queue.Queue(_QUEUED_SEGMENTS)
@@ -83,8 +83,8 @@ class Recorder:
         manifest: Manifest,
         progress: Callable[[int, int], None] | None = None,
         redactor: Redactor | None = None,
-    ) -> None:
-        """Pack the segments into ``out`` and remove the folder.
+    ) -> Manifest:
+        """Pack the segments into ``out``, remove the folder, return the facts in the file.
 
         Args:
             manifest: the final facts; ``complete`` is for the caller to say.
@@ -99,14 +99,21 @@ class Recorder:
             why = f"the recording was cut short: {self.failure.strerror}"
             manifest = replace(manifest, complete=False, notes=(*manifest.notes, why))
         try:
-            pack(self.part, self.out, manifest, progress, redactor)
+            return pack(self.part, self.out, manifest, progress, redactor)
         finally:
             self.leave()
 
     def leave(self) -> None:
-        """Stop and let go of the folder; whatever is in it stays."""
+        """Stop and let go of the folder; whatever is in it stays. May be called again."""
         self.stop()
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Stop, and remove the folder: nothing was recorded."""
+        self.leave()
+        _remove_folder(self.part)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
@@ -170,6 +177,29 @@ def pack(
     return chosen
 
 
+def pack_abandoned(
+    part: Path,
+    out: Path,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    redactor: Redactor | None = None,
+) -> Manifest:
+    """``pack`` for a folder that no recorder holds any more; ``out`` must not exist or ``force``.
+
+    Raises:
+        KvprobeError: there is nothing to pack, somebody still records to it, or see ``pack``.
+    """
+    if not part.is_dir() or not (part / MANIFEST).exists():
+        raise KvprobeError(f"no unfinished recording at {part}", "name the -o FILE that it had")
+    if out.exists() and not force:
+        raise KvprobeError(f"{out} exists", "move it away or add --force")
+    lock = _lock(part)
+    try:
+        return pack(part, out, None, progress, redactor)
+    finally:
+        os.close(lock)
+
+
 def _replace_manifest(part: Path, manifest: Manifest) -> None:
     temporary = part / "manifest.tmp"
     temporary.write_bytes(to_json(manifest))
@@ -199,6 +229,7 @@ def _make_folder(out: Path, part: Path, force: bool) -> int:
                 f"kvprobe report {out} reads it, kvprobe capture --finish -o {out} packs it, "
                 "--force replaces it",
             )
+        _check_ours(part)
         os.close(_lock(part))
         _remove_folder(part)
     try:
@@ -228,12 +259,16 @@ def _remove_folder(part: Path) -> None:
     Raises:
         KvprobeError: there are other files in it; all are left.
     """
+    for name in _check_ours(part):
+        (part / name).unlink()
+    part.rmdir()
+
+
+def _check_ours(part: Path) -> list[str]:
     names = os.listdir(part)
     foreign = [name for name in names if not _OURS.fullmatch(name)]
     if foreign:
         raise KvprobeError(
             f"{part} has files that kvprobe did not make, such as {foreign[0]}", "move them away"
         )
-    for name in names:
-        (part / name).unlink()
-    part.rmdir()
+    return names

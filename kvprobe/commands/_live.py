@@ -1,0 +1,221 @@
+"""What the verbs that trace this machine share: options, checks, and opening the source."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvprobe import __version__
+from kvprobe.capture.manifest import Clock, Host, Manifest
+from kvprobe.errors import ExitCode, KvprobeError
+from kvprobe.model import DeviceFacts, Engine, Filters, Signal
+from kvprobe.sources.live import LiveSource
+
+LOADERS = ("auto", "core", "bcc")
+_EVENTS_ENGINE = "jsonl"
+
+
+def add_source_options(parser: ArgumentParser) -> None:
+    """Add what says whom to trace, and how."""
+    whom = parser.add_argument_group("whom to trace (default: everything on this machine)")
+    whom.add_argument(
+        "--pid",
+        type=whole_number("a process id", 1),
+        nargs="+",
+        default=[],
+        metavar="PID",
+        help="these processes and their children",
+    )
+    whom.add_argument("--root", metavar="DIR", help="files below this folder")
+    whom.add_argument("--device", metavar="NAME", help="this block device, such as nvme0n1")
+    whom.add_argument(
+        "--min-latency-us",
+        type=whole_number("a number of microseconds", 0),
+        default=0,
+        metavar="N",
+        help="leave out block requests that took less (aggregates stay complete)",
+    )
+    whom.add_argument(
+        "--keep-one-in",
+        type=whole_number("a number from 1 on", 1),
+        default=1,
+        metavar="N",
+        help="keep one in N block requests (aggregates stay complete)",
+    )
+    engine = parser.add_argument_group("the engine")
+    engine.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="whose paths are KV cache, and whose signal it is (default: any that is known)",
+    )
+    engine.add_argument(
+        "--signal",
+        metavar="FILE",
+        help="the engine's request events or log; without --engine in kvprobe's own format",
+    )
+    parser.add_argument(
+        "--loader", choices=LOADERS, default="auto", help="how the BPF programs get in"
+    )
+
+
+def whole_number(what: str, least: int) -> Callable[[str], int]:
+    """An option type: a whole number from ``least`` on."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 2**62:
+            raise ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
+
+    return parse
+
+
+def require_root(verb: str) -> None:
+    """Refuse to go on without the rights that tracing needs.
+
+    Raises:
+        KvprobeError: not root (exit 3).
+    """
+    if os.geteuid() != 0:
+        raise KvprobeError(
+            f"{verb} needs root to load BPF programs",
+            f"sudo kvprobe {verb} ...",
+            ExitCode.UNSUPPORTED,
+        )
+
+
+def filters_of(options: Namespace, more_tgids: Sequence[int] = ()) -> Filters:
+    """What the kernel is to keep.
+
+    Raises:
+        KvprobeError: a process, folder or device that does not exist.
+    """
+    return Filters(
+        tgids=(*map(_process, options.pid), *more_tgids),
+        device=None if options.device is None else _device(options.device).device,
+        root=None if options.root is None else _folder(options.root),
+        min_latency_ns=options.min_latency_us * 1000,
+        keep_one_in=options.keep_one_in,
+    )
+
+
+def engine_of(options: Namespace) -> tuple[str | None, Signal | None]:
+    """The engine's name where one was given, and its signal, opened.
+
+    Raises:
+        KvprobeError: an unknown engine, one without a signal, or a signal file that is not there.
+    """
+    if options.engine is None and options.signal is None:
+        return None, None
+    from kvprobe import engines
+
+    name = options.engine or _EVENTS_ENGINE
+    if name not in engines.engines():
+        raise KvprobeError(
+            f"no engine named {name!r}", "known engines: " + ", ".join(sorted(engines.engines()))
+        )
+    engine = engines.engines()[name]
+    return name, None if options.signal is None else _signal(engine, options.signal)
+
+
+def open_live(
+    filters: Filters, loader: str, engine_name: str | None, signal: Signal | None
+) -> tuple[LiveSource, Manifest]:
+    """Attach to the running kernel.
+
+    Returns:
+        The source, and the facts as recording begins.
+
+    Raises:
+        KvprobeError: this machine cannot be traced (exit 3).
+    """
+    from kvprobe.bpf.session import open_session
+    from kvprobe.sources.clock import sample_clocks
+    from kvprobe.sources.devices import devices
+    from kvprobe.sources.host import HostSampler
+
+    session = open_session(None, filters, loader)
+    try:
+        clock = sample_clocks()
+        found = devices()
+        manifest = Manifest(
+            kvprobe=__version__,
+            capture_id=secrets.token_hex(8),
+            start_ns=time.monotonic_ns(),
+            end_ns=time.monotonic_ns(),
+            clock=Clock(clock.offset_ns, uncertainty_ns=clock.uncertainty_ns),
+            host=host_facts(),
+            loader=session.loader,
+            probes=tuple(session.attached),
+            missing=tuple(session.missing),
+            filters=filters,
+            engine_name=engine_name,
+            devices=found,
+        )
+        return LiveSource(session, signal, HostSampler(), found), manifest
+    except BaseException:
+        session.close()
+        raise
+
+
+def host_facts() -> Host:
+    """This machine in a few words."""
+    system = os.uname()
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot_id = None
+    return Host(
+        hostname=system.nodename,
+        kernel=system.release,
+        machine=system.machine,
+        cpus=os.cpu_count(),
+        memory_bytes=pages * page_bytes if pages > 0 and page_bytes > 0 else None,
+        boot_id=boot_id,
+    )
+
+
+def _process(pid: int) -> int:
+    """The process that ``pid`` is, or is a thread of."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise KvprobeError(f"no process {pid}", "pgrep -f NAME finds process ids") from error
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return int(fields.get("Tgid", str(pid)))
+
+
+def _folder(root: str) -> str:
+    try:
+        path = Path(root).resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise KvprobeError(f"no folder {root}", "--root names a folder that exists") from error
+    if not path.is_dir():
+        raise KvprobeError(f"{root} is not a folder", "--root names a folder that exists")
+    return str(path)
+
+
+def _device(name: str) -> DeviceFacts:
+    from kvprobe.sources.devices import SYSFS, devices, facts_of, mounts
+
+    wanted = name.removeprefix("/dev/")
+    found = None if "/" in wanted else facts_of(wanted, SYSFS, mounts())
+    if found is None:
+        known = ", ".join(facts.name for facts in devices())
+        raise KvprobeError(f"no block device {name!r}", f"whole disks here: {known or 'none'}")
+    return found
+
+
+def _signal(engine: Engine, path: str) -> Signal:
+    if engine.follow is None:
+        raise KvprobeError(
+            f"kvprobe reads no request signal of {engine.name}",
+            f"--engine {_EVENTS_ENGINE} reads events in kvprobe's own format",
+        )
+    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+        raise KvprobeError(f"no file {path} for the signal", "name the file the engine writes")
+    return engine.follow(path)
