@@ -194,14 +194,18 @@ inline_always u32 block_queues_of(u32 device)
 inline_always void block_depth_change(u32 queue, u64 now, u64 step)
 {
 	struct kv_depth *state = LOOKUP(block_depth, &queue);
+	struct kv_control *live;
 	u64 last, depth;
+	u32 zero = 0;
 
 	if (!state)
 		return;
 	last = EXCHANGE(&state->last_ns, now);
 	depth = FETCH_ADD(&state->depth, step);
-	if (!last)
-		last = CONFIG(start_ns);
+	if (unlikely_true(!last)) {
+		live = LOOKUP(control, &zero);
+		last = live ? live->start_ns : now;
+	}
 	if (depth >= KV_DEPTHS)
 		depth = KV_DEPTHS - 1;
 	ATOMIC_ADD(&state->time_ns[depth & (KV_DEPTHS - 1)], now - last);

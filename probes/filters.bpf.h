@@ -11,6 +11,7 @@ struct kv_file {
 
 struct kv_control {
 	u64 keep_one_in;
+	u64 start_ns; /* since when the aggregates count */
 };
 
 enum { KV_ROOT = 1, KV_ABOVE_ROOT = 2, KV_DEEPEST = 32 };

@@ -87,11 +87,10 @@ def hook_exists(hook: Hook, kernel: Btf) -> bool | None:
 def loader_features(states: Sequence[ProbeState]) -> tuple[Feature, ...]:
     """Whether each loader could load these probes; the cheaper one is really tried."""
     core, bcc = _core(states), _bcc()
-    if core[0] is State.ABSENT and bcc[0] is State.ABSENT:
-        core = (*core[:1], core[1], "no capture", core[3])
+    required = core[0] is State.ABSENT and bcc[0] is not State.OK
     return (
-        Feature("loaders", core_loader.NAME, *core),
-        Feature("loaders", bcc_loader.NAME, *bcc),
+        Feature("loaders", core_loader.NAME, *core, required=required),
+        Feature("loaders", bcc_loader.NAME, *bcc, required=required),
     )
 
 
@@ -157,10 +156,11 @@ def _version(package: Path) -> str:
 
 def probe_features(states: Sequence[ProbeState]) -> tuple[Feature, ...]:
     """One feature per probe, and one for each event that it misses here."""
-    return tuple(feature for state in states for feature in _probe_features(state))
+    blind = not any(state.attaches for state in states)
+    return tuple(feature for state in states for feature in _probe_features(state, blind))
 
 
-def _probe_features(state: ProbeState) -> list[Feature]:
+def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     probe = state.probe
     known = [exists for hook, exists in state.hooks if hook.event not in probe.optional]
     found = sum(exists is True for exists in known)
@@ -173,7 +173,7 @@ def _probe_features(state: ProbeState) -> list[Feature]:
         answer = degraded(f"{found} of {len(known)} events", "", "")
     else:
         answer = ok(f"{found} of {len(known)} events")
-    features = [Feature("events", probe.name, *answer)]
+    features = [Feature("events", probe.name, *answer, required=blind)]
     if state.attaches:
         features += [
             Feature("events", name, *degraded("not in this kernel", probe.hides.get(name, ""), ""))
