@@ -22,8 +22,10 @@ from kvprobe.prediction import (
     restore_effect,
     setting,
     settings_after,
+    smallest_near_best,
     sweep_command,
 )
+from kvprobe.units import duration, share, size
 
 __all__ = [
     "DeviceFacts",
@@ -38,6 +40,7 @@ __all__ = [
     "RestoreSample",
     "ServiceCell",
     "Tuner",
+    "duration",
     "in_words",
     "lost_prefix_ns",
     "predict_restore",
@@ -45,5 +48,8 @@ __all__ = [
     "restore_effect",
     "setting",
     "settings_after",
+    "share",
+    "size",
+    "smallest_near_best",
     "sweep_command",
 ]

@@ -21,7 +21,7 @@ says what to measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ SAME = 1.1
 COPY_BYTES_PER_S = 2 * 2**30
 """Slowest copy in memory that a pause between two reads may contain: that part of a pause grows
 with the unit."""
+CLOSE_TO_BEST = 0.9
 ROUNDS = 60
 MAX_DEPTH = 64
 ALIGNMENT_BYTES = 4096
@@ -99,6 +100,8 @@ class _Now:
     """Software and idle time of one read: what one thread would do for all of them."""
     in_flight: float
     at_once: float
+    set_in_flight: int | None
+    """What the engine was set to; ``in_flight`` is what came of it."""
 
     @property
     def depth(self) -> float:
@@ -129,6 +132,7 @@ def _present(facts: Facts) -> _Now | None:
         serial_ns=(sample.idle_ns + sample.software_ns) / sample.ops,
         in_flight=in_flight,
         at_once=max(1.0, sample.restoring_at_once or 1.0),
+        set_in_flight=facts.engine.reads_in_flight if facts.engine else None,
     )
 
 
@@ -147,7 +151,8 @@ def _changed(now: _Now, unit_bytes: float | None, reads_in_flight: int | None) -
     if now.read_bytes * SAME < now.unit_bytes:
         growth = 1.0  # the engine reads a unit in pieces: their size does not follow the unit
     reads = max(1.0, now.reads / growth)
-    wanted = now.in_flight if reads_in_flight is None else float(reads_in_flight)
+    unchanged = reads_in_flight is None or reads_in_flight == now.set_in_flight
+    wanted = now.in_flight if unchanged else float(reads_in_flight or 1)
     return _Setting(now.read_bytes * growth, reads, max(1.0, min(wanted, reads)), now.pause_ns)
 
 
@@ -315,6 +320,17 @@ def settings_after(facts: Facts, proposals: Iterable[Proposal]) -> tuple[int | N
         elif proposal.knob == "bytes_in_flight" and now is not None:
             reads = max(1, round(proposal.proposed / now.unit_bytes))
     return unit, reads
+
+
+def smallest_near_best(costs: Mapping[int, float]) -> int | None:
+    """The smallest setting whose cost is at most that of the best over 0.9; None of nothing.
+
+    Beyond the knee a larger unit or more depth buys little and costs memory and latency.
+    """
+    if not costs:
+        return None
+    limit = min(costs.values()) / CLOSE_TO_BEST
+    return min(value for value, cost in costs.items() if cost <= limit)
 
 
 def sweep_command(facts: Facts) -> str:
