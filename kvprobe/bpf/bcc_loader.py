@@ -48,7 +48,7 @@ def load(source: Source, plan: Plan, kernel: Btf | None = None) -> Loaded:
     """
     kinds = {hook.name: _PROGRAM_TYPES[hook.kind] for hook in source.hooks}
     request = {
-        "text": source.text,
+        "text": _with_entries(source, plan),
         "cflags": [
             f"-D{name}={value}" for name, value in macros(source, plan, kernel or Btf.load())
         ],
@@ -94,6 +94,16 @@ def macros(source: Source, plan: Plan, kernel: Btf) -> Iterator[tuple[str, str]]
         if item.kind == "RING":
             pages = plan.entries[item.name] // os.sysconf("SC_PAGE_SIZE")
             yield f"KV_RING_PAGES_{item.name}", str(pages)
+
+
+def _with_entries(source: Source, plan: Plan) -> str:
+    """The text with the plan's sizes of maps in place of the declared ones; rings have macros."""
+    text = source.text
+    for item in source.maps:
+        if item.kind != "RING" and item.name in plan.entries:
+            declared = re.compile(rf"^({item.kind}\({item.name},[^()]*,)[^(),]*\);", re.M)
+            text = declared.sub(rf"\g<1> {plan.entries[item.name]});", text)
+    return text
 
 
 def _ask_child(

@@ -15,12 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from kvprobe.bpf import btf, tracefs, trial
+from kvprobe.bpf import btf, machine, tracefs, trial
 
 RING_BYTES = 16 << 20
 """The size of ring buffer that is tried."""
 _AS_ROOT = "sudo kvprobe doctor"
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
 class State(StrEnum):
@@ -210,11 +209,7 @@ def _statistics() -> Answer:
 
 
 def _process_ids() -> Answer:
-    try:
-        inside = os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE
-    except OSError:
-        inside = False
-    if not inside:
+    if machine.in_initial_pid_namespace():
         return ok("those of the host")
     return degraded(
         "a container with process ids of its own",

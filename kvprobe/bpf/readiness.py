@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import which
 
 from kvprobe import content
-from kvprobe.bpf import bcc_loader, catalog, compose, core_loader, core_object, tracefs, trial
+from kvprobe.bpf import bcc_loader, catalog, compose, core_loader, core_object, machine
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.catalog import Probe
 from kvprobe.bpf.compose import Hook, Source
@@ -59,29 +59,26 @@ def probe_states(kernel: Btf) -> tuple[ProbeState, ...]:
     """
     probes = catalog.choose(None)
     source = compose.compose(probes, bcc=True)
-    return tuple(_state(probe, source, kernel) for probe in probes)
+    offer = machine.examine(source, probes, kernel)
+    return tuple(_state(probe, source, offer, kernel) for probe in probes)
 
 
-def _state(probe: Probe, source: Source, kernel: Btf) -> ProbeState:
-    named = [name for kind, name in source.constants if kind == "symbol" and name in probe.hides]
+def _state(probe: Probe, source: Source, offer: machine.Offer, kernel: Btf) -> ProbeState:
+    may_look = has_rights()
+    hooks = [hook for hook in source.hooks if hook.probe == probe.name]
+    symbols = [name for kind, name in source.constants if kind == "symbol" and name in probe.hides]
     return ProbeState(
         probe,
         tuple(
-            (hook, hook_exists(hook, kernel)) for hook in source.hooks if hook.probe == probe.name
+            # Without rights tracefs is closed, which says nothing about its events.
+            (hook, hook in offer.hooks or (False if may_look or hook.kind == "raw" else None))
+            for hook in hooks
         ),
-        tuple((name, kernel.has_function(name)) for name in named),
+        tuple(
+            (name, bool(offer.constants["symbol", name]) if may_look else kernel.has_function(name))
+            for name in symbols
+        ),
     )
-
-
-def hook_exists(hook: Hook, kernel: Btf) -> bool | None:
-    """Whether an event exists here; None where only root can find out."""
-    if hook.kind != "raw":
-        if tracefs.root() is None:
-            return None
-        return tracefs.tracepoint_id("syscalls", hook.label) is not None
-    if kernel.tracepoint_args(hook.event) is not None:
-        return True
-    return trial.raw_tracepoint(hook.event)  # it may belong to a module
 
 
 def loader_features(states: Sequence[ProbeState]) -> tuple[Feature, ...]:
