@@ -1,0 +1,244 @@
+"""The findings of ``kvprobe doctor``: kernel, loaders, events, storage, engines, tools, GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from shutil import which
+
+from kvprobe import engines
+from kvprobe.bpf import features as kernel_features
+from kvprobe.bpf import readiness
+from kvprobe.bpf.btf import Btf
+from kvprobe.bpf.features import Answer, Feature, State, absent, degraded, ok
+from kvprobe.bpf.readiness import ProbeState
+from kvprobe.errors import KvprobeError
+from kvprobe.model import DeviceFacts
+from kvprobe.sources import devices
+from kvprobe.sources.devices import PathStorage
+from kvprobe.units import size
+
+_TABLES = {
+    "block": "block requests",
+    "ops": "reads and writes of the engine",
+    "lookups": "file lookups",
+}
+"""Tables in words; one that is not named here goes by its own name."""
+_FILES_LOOKED_AT = 4096
+"""A cache can hold millions of files; so many names are enough to recognise it."""
+_NVML = "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything found, whether a capture is possible, and both in a sentence."""
+
+    features: tuple[Feature, ...]
+    capture_possible: bool
+    shows: tuple[str, ...]
+    summary: str
+
+
+def diagnose(path: str | None) -> Diagnosis:
+    """Look at this machine, and at what serves ``path``.
+
+    Raises:
+        KvprobeError: the path does not exist.
+    """
+    storage = storage_features(path)  # first: a mistyped path should cost nobody a second
+    kernel = kernel_features.survey()
+    states, broken = _probe_states()
+    features = (
+        *kernel,
+        *readiness.loader_features(states),
+        *readiness.probe_features(states),
+        *broken,
+        *storage,
+        *engine_features(path),
+        *tool_features(),
+        *gpu_features(),
+    )
+    stopping = [feature for feature in features if feature.stops_capture]
+    shows = tuple(_TABLES.get(s.probe.table, s.probe.table) for s in states if s.attaches)
+    summary = _impossible(stopping) if stopping else _possible(features, shows)
+    return Diagnosis(features, not stopping, () if stopping else shows, summary)
+
+
+def _probe_states() -> tuple[tuple[ProbeState, ...], tuple[Feature, ...]]:
+    """The probes against this kernel; a probe that cannot be read is a feature of its own."""
+    try:
+        return readiness.probe_states(Btf.load()), ()
+    except KvprobeError as error:
+        answer = absent(error.message, "no capture", error.hint)
+        return (), (Feature("events", "probes", *answer, required=True),)
+
+
+def _possible(features: tuple[Feature, ...], shows: tuple[str, ...]) -> str:
+    less = [f.name for f in features if f.effect and f.state in (State.DEGRADED, State.ABSENT)]
+    text = f"A capture here shows {_listed(shows)}"
+    return f"{text}, but less than everything: see {_listed(tuple(less))}." if less else f"{text}."
+
+
+def _impossible(stopping: list[Feature]) -> str:
+    reasons = _listed(tuple(f"{feature.name} ({feature.why})" for feature in stopping))
+    return f"No capture is possible here because of {reasons}."
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1] if words else "")))
+
+
+# ---------------------------------------------------------------- storage
+
+
+def storage_features(path: str | None) -> tuple[Feature, ...]:
+    """The devices of this machine, or the one that serves ``path``.
+
+    Raises:
+        KvprobeError: the path does not exist.
+    """
+    if path is None:
+        found = devices.devices()
+        if not found:
+            return (Feature("storage", "devices", *_no_device("no block device is visible")),)
+        return tuple(Feature("storage", facts.name, *ok(describe(facts))) for facts in found)
+    return tuple(_path_features(devices.storage_of(path)))
+
+
+def _path_features(storage: PathStorage) -> Iterator[Feature]:
+    where = f"{storage.filesystem} mounted at {storage.mount_point}"
+    yield Feature("storage", "file system", *ok(where))
+    if storage.device is None:
+        yield Feature("storage", "device", *_no_device(storage.why))
+        return
+    facts = storage.device
+    place = f"partition {storage.partition}, " if storage.partition else ""
+    yield Feature("storage", facts.name, *ok(f"{place}{describe(facts)}"))
+    twice = "a request has a row on each of them; filter by device"
+    if storage.backing_file:
+        yield Feature(
+            "storage", "layers", *degraded(f"loop device on {storage.backing_file}", twice, "")
+        )
+    if storage.below:
+        names = ", ".join(storage.below)
+        yield Feature(
+            "storage", "layers", *degraded(f"{facts.name} is stacked on {names}", twice, "")
+        )
+
+
+def _no_device(why: str) -> Answer:
+    return degraded(why, "no block requests for this path, only reads and writes of the engine", "")
+
+
+def describe(facts: DeviceFacts) -> str:
+    """One line on a device: transport, size, scheduler, limits, where it is mounted."""
+    kind = facts.transport + (", rotational" if facts.rotational else "")
+    words = [
+        f"{kind}, {size(facts.size_bytes)}",
+        f"scheduler {facts.scheduler}" if facts.scheduler else "",
+        f"{facts.nr_requests} requests" if facts.nr_requests else "",
+        f"up to {size(facts.max_request_bytes)} each" if facts.max_request_bytes else "",
+        f"read-ahead {size(facts.read_ahead_bytes)}" if facts.read_ahead_bytes is not None else "",
+        f"at {', '.join(facts.mounts)}" if facts.mounts else "",
+    ]
+    return ", ".join(word for word in words if word)
+
+
+# ---------------------------------------------------------------- engines
+
+
+def engine_features(path: str | None) -> tuple[Feature, ...]:
+    """Which adapters know a running process, and whose files are below ``path``."""
+    running = running_engines()
+    looked_at, recognised = recognise_files(path) if path else (0, {})
+    features = []
+    for name in engines.engines():
+        words = []
+        if pids := running.get(name):
+            words.append(f"runs as process {', '.join(map(str, pids[:3]))}")
+        if count := recognised.get(name):
+            words.append(f"{count} of {looked_at} files below {path} are its KV cache")
+        if words:
+            features.append(Feature("engine", name, *ok("; ".join(words))))
+    return tuple(features) or (Feature("engine", "engine", *_no_engine(path, looked_at)),)
+
+
+def _no_engine(path: str | None, looked_at: int) -> Answer:
+    known = [name for name, engine in engines.engines().items() if engine.describes_files]
+    why = f"none is running (known: {', '.join(known)})"
+    if path:
+        why += f", and none of the {looked_at} files below {path} is KV cache"
+    return degraded(
+        why,
+        "time and bytes of the storage can be shown, but not whose request they were",
+        "start the engine, or try kvprobe with: kvprobe workload run --help",
+    )
+
+
+def running_engines(procfs: Path = Path("/proc")) -> dict[str, list[int]]:
+    """Process ids by engine: those whose program or module is named like the engine."""
+    found: dict[str, list[int]] = {}
+    for folder in procfs.glob("[0-9]*"):
+        try:
+            arguments = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue  # it has ended
+        for name in engines.engines():
+            if names_engine(arguments, name):
+                found.setdefault(name, []).append(int(folder.name))
+    return {name: sorted(pids) for name, pids in found.items()}
+
+
+def names_engine(arguments: list[str], engine: str) -> bool:
+    """Whether a command line starts this engine: its program, script or ``-m`` module."""
+    words = arguments[:1]
+    if Path(arguments[0]).name.startswith("python"):
+        module = arguments.index("-m") + 1 if "-m" in arguments[:4] else 1
+        words = arguments[module : module + 1]
+    return any(re.match(rf"{engine}(\W|$)", Path(word).name, re.I) for word in words)
+
+
+def recognise_files(path: str) -> tuple[int, dict[str, int]]:
+    """How many files below a folder were looked at, and how many belong to each engine."""
+    looked_at = 0
+    found: dict[str, int] = {}
+    for file in islice(_files_below(path), _FILES_LOOKED_AT):
+        looked_at += 1
+        if owner := engines.owner(file):
+            found[owner[0]] = found.get(owner[0], 0) + 1
+    return looked_at, found
+
+
+def _files_below(path: str) -> Iterator[str]:
+    for folder, _, names in os.walk(path):
+        yield from (os.path.join(folder, name) for name in names)
+
+
+# ---------------------------------------------------------------- tools and GPU
+
+
+def tool_features() -> tuple[Feature, ...]:
+    """Programs that some verbs run."""
+    if which("fio"):
+        return (Feature("tools", "fio", *ok("is installed")),)
+    effect = "kvprobe sweep cannot measure what the device could do"
+    return (Feature("tools", "fio", *degraded("is not installed", effect, "apt install fio")),)
+
+
+def gpu_features() -> tuple[Feature, ...]:
+    """Whether the driver's library can be used."""
+    try:
+        ctypes.CDLL(_NVML)
+    except OSError:
+        answer = absent(
+            f"{_NVML} is not installed",
+            "the table gpu stays empty; storage and requests are shown all the same",
+            "",
+        )
+        return (Feature("GPU", "NVIDIA", *answer),)
+    return (Feature("GPU", "NVIDIA", *ok(f"{_NVML} is installed")),)

@@ -1,0 +1,95 @@
+"""``kvprobe probes``: every probe, its table, and which of its events exist here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kvprobe.commands import Command
+from kvprobe.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kvprobe.bpf.readiness import ProbeState
+    from kvprobe.commands._terminal import Style
+
+SCHEMA_VERSION = 1
+_INDENT = "  "
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+
+
+def _run(options: Namespace) -> int:
+    from kvprobe.bpf.btf import Btf
+    from kvprobe.bpf.readiness import probe_states
+    from kvprobe.commands._terminal import Style
+
+    states = probe_states(Btf.load())
+    if options.json:
+        listed = [_as_json(state) for state in states]
+        print(json.dumps({"schema_version": SCHEMA_VERSION, "probes": listed}))
+    else:
+        style = Style.of(sys.stdout)
+        print("\n\n".join("\n".join(_lines(state, style)) for state in states))
+    return ExitCode.OK
+
+
+def _as_json(state: ProbeState) -> dict[str, Any]:
+    probe = state.probe
+    return {
+        "name": probe.name,
+        "summary": probe.summary,
+        "table": probe.table,
+        "ring_bytes": probe.ring_bytes,
+        "events": [
+            {"event": hook.label, "program": hook.name, "exists": exists}
+            for hook, exists in state.hooks
+        ],
+        "functions": [{"function": name, "exists": exists} for name, exists in state.symbols],
+        "hides": {name: probe.hides.get(name, "") for name in state.missing},
+        "notes": list(probe.notes),
+    }
+
+
+def _lines(state: ProbeState, style: Style) -> Iterator[str]:
+    probe = state.probe
+    yield from textwrap.wrap(f"{style.bold(probe.name)}: {probe.summary}", style.width)
+    yield f"{_INDENT}table {probe.table}, ring buffer {probe.ring_bytes >> 20} MiB"
+    yield from _signed([(hook.label, exists) for hook, exists in state.hooks], style)
+    yield from _signed(list(state.symbols), style)
+    for name in state.missing:
+        text = f"without {name} there is no {probe.hides[name]}" if name in probe.hides else ""
+        yield from _paragraph(text, style)
+    for note in probe.notes:
+        yield from _paragraph(f"note: {note}", style)
+
+
+def _signed(names: list[tuple[str, bool | None]], style: Style) -> Iterator[str]:
+    """Names in columns, each with a sign for whether it exists."""
+    if not names:
+        return
+    cell = max(len(name) for name, _ in names) + 4
+    columns = max(1, (style.width - len(_INDENT)) // cell)
+    for start in range(0, len(names), columns):
+        row = names[start : start + columns]
+        cells = [f"{style.sign(_MEANING[exists])} {name:{cell - 4}}" for name, exists in row]
+        yield (_INDENT + "  ".join(cells)).rstrip()
+
+
+_MEANING = {True: "good", False: "less", None: "unknown"}
+
+
+def _paragraph(text: str, style: Style) -> list[str]:
+    return textwrap.wrap(
+        text, style.width, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+    )
+
+
+COMMAND = Command(
+    "probes", "List the probes and which of their events exist here", _configure, _run
+)
