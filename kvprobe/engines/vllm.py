@@ -22,9 +22,8 @@ from kvprobe.model import Engine, EngineFacts, EngineSetting, KVPath
 
 _DIGEST_DIGITS = 12
 _CHUNK = re.compile(
-    r"(?:.*/)?[^/]+_[0-9a-f]{12}_r\d+/([0-9a-f]{3})/([0-9a-f]{2})_g\d+/"
-    r"(\1\2[0-9a-f]{11,})\.bin(_[0-9A-Za-z]+\.tmp)?",
-    re.DOTALL,
+    r"[^/]+_[0-9a-f]{12}_r\d+/([0-9a-f]{3})/([0-9a-f]{2})_g\d+/"
+    r"(\1\2[0-9a-f]{11,})\.bin(_[0-9A-Za-z]+\.tmp)?"
 )
 _CONFIG_BYTES = 1 << 20
 
@@ -33,7 +32,7 @@ def recognise(path: str) -> KVPath | None:
     """The hash in a chunk's file name, for final and temporary names; None for other files."""
     if not path.endswith((".bin", ".tmp")):
         return None
-    match = _CHUNK.fullmatch(path)
+    match = _CHUNK.fullmatch("/".join(path.rsplit("/", 4)[-4:]))
     return KVPath(match[3], match[4] is not None) if match else None
 
 

@@ -54,6 +54,7 @@ class Inventory:
         """Start with the chunks in ``stored``; no bound where ``capacity_bytes`` is None."""
         self._most = None if capacity_bytes is None else capacity_bytes // unit_bytes
         self._keys: OrderedDict[str, None] = OrderedDict.fromkeys(stored)
+        self._pending: set[str] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -68,9 +69,17 @@ class Inventory:
             if key in self._keys:
                 self._keys.move_to_end(key)
 
-    def add(self, key: str) -> list[str]:
-        """Enter a chunk; returns those that must go to stay within the capacity."""
+    def claim(self, key: str) -> bool:
+        """Whether to store this chunk: false while another thread does; ended by ``add``."""
         with self._lock:
+            free = key not in self._pending
+            self._pending.add(key)
+            return free
+
+    def add(self, key: str) -> list[str]:
+        """Enter a stored chunk; returns those that must go to stay within the capacity."""
+        with self._lock:
+            self._pending.discard(key)
             self._keys[key] = None
             self._keys.move_to_end(key)
             gone = []
@@ -188,10 +197,6 @@ class ChunkIO:
             result = -(error.errno or errno.EIO)
         self._log("unlink", "evict", None, key, path, result, start_ns, _now())
 
-    def stamped(self, key: str, buffer: memoryview | None = None) -> bool:
-        """Whether the buffer starts with the stamp that ``store`` wrote for this chunk."""
-        return bytes((buffer or self.buffer)[:STAMP_BYTES]) == bytes.fromhex(key)
-
     def _log(
         self,
         kind: str,
@@ -220,6 +225,11 @@ class ChunkIO:
             requested=self.place.unit_bytes if moves else 0,
             direct=self.place.direct and kind in ("open", "read", "write"),
         )
+
+
+def is_stamped(key: str, buffer: memoryview) -> bool:
+    """Whether a buffer starts with the stamp that ``store`` wrote for this chunk."""
+    return bytes(buffer[:STAMP_BYTES]) == bytes.fromhex(key)
 
 
 def check_alignment(unit_tokens: int, bytes_per_token: int) -> None:

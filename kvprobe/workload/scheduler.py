@@ -244,7 +244,7 @@ class Scheduler:
         active.reloads = active.restored_chunks < len(load.keys)
         gone = load.results.count(-errno.ENOENT)
         self.totals.evicted_reads += gone
-        bad = sum(result != self._unit_bytes for result in load.results)
+        bad = sum(result not in (None, self._unit_bytes) for result in load.results)
         self.totals.failed_reads += bad - gone
         self.totals.corrupt_reads += load.corrupt
         self._set_ready(active)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from kvprobe.workload.chunks import ChunkIO, Inventory, Place
+from kvprobe.workload.chunks import ChunkIO, Inventory, Place, is_stamped
 from kvprobe.workload.journal import EventLog, TruthLog
 from kvprobe.workload.prefill import Prefill
 from kvprobe.workload.uring import Ring
@@ -32,19 +32,26 @@ class Lookup:
 
 @dataclass
 class Load:
-    """Read these chunks; ``results`` holds bytes or a negative errno for each."""
+    """Read these chunks; ``results``: bytes, a negative errno, or None where not tried."""
 
     request: str
     keys: list[str]
-    results: list[int] = field(default_factory=list)
+    results: list[int | None] = field(default_factory=list)
     corrupt: int = 0
+    failed: bool = False
     tasks_left: int = 1
     owner: Any = None
     places: Any = None
 
     def __post_init__(self) -> None:
-        self.results = [0] * len(self.keys)
+        self.results = [None] * len(self.keys)
         self.places = itertools.count()
+
+    def finish(self, place: int, result: int, unit_bytes: int, buffer: memoryview) -> None:
+        """Note how one read ended; what follows a chunk that could not be read is of no use."""
+        self.results[place] = result
+        self.failed |= result != unit_bytes
+        self.corrupt += result > 0 and not is_stamped(self.keys[place], buffer)
 
     def good(self, unit_bytes: int) -> int:
         """Leading chunks that were read whole."""
@@ -133,12 +140,10 @@ class LoadPool(Pool):
 
     def _do(self, io: ChunkIO, job: Load) -> None:
         for place in job.places:
-            if place >= len(job.keys) or self._stopping:
+            if place >= len(job.keys) or job.failed or self._stopping:
                 break
             key = job.keys[place]
-            job.results[place] = io.load(key, job.request)
-            if job.results[place] > 0 and not io.stamped(key):
-                job.corrupt += 1
+            job.finish(place, io.load(key, job.request), self._place.unit_bytes, io.buffer)
             self._inventory.touch(key)
         with _tasks_lock:
             job.tasks_left -= 1
@@ -170,12 +175,12 @@ class UringLoadPool(Pool):
         while going or waiting:
             while going and free:
                 place = next(places, -1)
-                going = place >= 0 and not self._stopping
+                going = place >= 0 and not job.failed and not self._stopping
                 if not going:
                     break
                 fd = io.open_for_read(job.keys[place], job.request)
                 if fd < 0:
-                    job.results[place] = fd
+                    job.finish(place, fd, self._place.unit_bytes, io.buffer)
                     continue
                 slot = free.pop()
                 waiting[slot] = (place, fd, ring.prepare_read(fd, slot))
@@ -197,10 +202,8 @@ class UringLoadPool(Pool):
         buffer: memoryview,
     ) -> None:
         key = job.keys[place]
-        job.results[place] = result
         io.log_read(key, job.request, result, start_ns, end_ns)
-        if result > 0 and not io.stamped(key, buffer):
-            job.corrupt += 1
+        job.finish(place, result, self._place.unit_bytes, buffer)
         self._inventory.touch(key)
 
 
@@ -217,6 +220,8 @@ class StorePool(Pool):
         for key in job.keys:
             if self._stopping:
                 break
+            if not self._inventory.claim(key):
+                continue
             stored += io.store(key, job.request)
             for gone in self._inventory.add(key):
                 io.evict(gone)
