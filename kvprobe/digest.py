@@ -73,7 +73,12 @@ def label(node: Any, *path: str) -> str | None:
     value = pick(node, *path)
     if value is None or isinstance(value, Mapping | list):
         return None
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with each character that a terminal would act upon replaced."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def rows(node: Any, *path: str) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from kvprobe.digest import printable
 from kvprobe.reports import Report
 from kvprobe.reports._text.advice import findings, proposals
 from kvprobe.reports._text.break_even import break_even
@@ -61,7 +62,8 @@ def render(
     Raises:
         KvprobeError: ``requests`` names no request.
     """
-    page = Page(max(NARROWEST, min(WIDEST, width)), source, requests)
+    shown_source = None if source is None else printable(source)
+    page = Page(max(NARROWEST, min(WIDEST, width)), shown_source, requests)
     sections = (section(document, page) for section in (SUMMARY if summary else WHOLE))
     return print_page(chain.from_iterable(sections), page, color=color, ascii_only=ascii_only)
 

@@ -19,7 +19,7 @@ def findings(document: Document, page: Page) -> Iterator[RenderableType]:
     items = sorted(rows(document, "findings"), key=digest.severity_rank, reverse=True)
     yield heading("Findings", f"{len(items):,}")
     if not items:
-        yield paragraph("None of the known symptoms was seen in this window.")
+        yield paragraph("No known symptom was seen in this window.")
     for index, item in enumerate(items):
         if index:
             yield Text("")
@@ -49,7 +49,7 @@ def proposals(document: Document, page: Page) -> Iterator[RenderableType]:
     items = rows(document, "proposals")
     yield heading("Proposals", f"{len(items):,}")
     if not items:
-        yield paragraph("None: nothing was measured that a setting would make better.")
+        yield paragraph("Nothing was measured that a setting would make better.")
     for index, item in enumerate(items):
         if index:
             yield Text("")
@@ -99,4 +99,5 @@ def effect(item: Any) -> str:
     text = units.interval(mid, low, high, shows.get(unit, units.count))
     if unit not in shows:
         text += f" {unit}"
-    return f"{label(found, 'metric') or units.UNKNOWN}: {text}, 90 % interval"
+    metric = (label(found, "metric") or units.UNKNOWN).removesuffix("_ns").replace("_", " ")
+    return f"{metric}: {text}, 90 % interval"

@@ -13,6 +13,7 @@ from kvprobe import bars, units
 from kvprobe.digest import Document, label, number, numbers, pick, rows
 from kvprobe.reports._text.page import Column, Page, heading, labelled, paragraph, table
 
+_MOST_ROWS = 12
 _WAYS = (("restore", "●", "cyan"), ("recompute", "◆", "yellow"))
 
 
@@ -36,7 +37,7 @@ def break_even(document: Document, page: Page) -> Iterator[RenderableType]:
             Column("cheaper", _cheaper, "left"),
         ]
         plot = _plot_column(curve, page)
-        yield table(page, columns + ([plot] if plot else []), curve)
+        yield table(page, columns + ([plot] if plot else []), _thinned(curve))
         if plot and page.width >= plot.from_width:
             yield paragraph("● restore  ◆ recompute  ├─┤ 90 % interval; time runs right, log scale")
     else:
@@ -44,6 +45,14 @@ def break_even(document: Document, page: Page) -> Iterator[RenderableType]:
     pairs = list(_model(pick(document, "break_even")))
     if pairs:
         yield labelled(pairs)
+
+
+def _thinned(curve: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """At most ``_MOST_ROWS`` points, evenly chosen, the first and the last among them."""
+    if len(curve) <= _MOST_ROWS:
+        return curve
+    step = (len(curve) - 1) / (_MOST_ROWS - 1)
+    return [curve[round(index * step)] for index in range(_MOST_ROWS)]
 
 
 def _interval(row: Any, way: str) -> str:

@@ -86,7 +86,9 @@ def _little(check: Any) -> str:
         return "not checked: too few requests"
     n = units.count(number(check, "n"))
     text = f"rate x latency / measured depth = {units.fixed(ratio, 3)} (n={n})"
-    return text if abs(ratio - 1) <= 0.1 else f"{text}: some I/O of this device was not seen"
+    if ratio < 0.9:
+        return f"{text}: some I/O of this device has no row here"
+    return text if ratio <= 1.1 else f"{text}: the depth counters missed some I/O"
 
 
 def _surface_columns() -> list[Column]:

@@ -46,7 +46,12 @@ def headline(document: Document) -> str:
     won, lost = counts[Verdict.RESTORE_WON], counts[Verdict.RESTORE_LOST]
     said = [f"Restoring paid off for {won:,} of {len(restored):,} requests that restored"]
     if not restored:
+        hits = sum(1 for row in rows(document, "requests") if number(row, "tokens", "storage_hit"))
         said = ["No request restored KV cache from storage"]
+        if hits:
+            said = [
+                f"{hits:,} requests restored, says the engine, but none of their reads was seen"
+            ]
     for verdict, what in (
         (Verdict.RESTORE_LOST, "restores lost"),
         (Verdict.RECOMPUTE_LOST, "recomputed prefixes lost"),
@@ -69,7 +74,8 @@ def headline(document: Document) -> str:
 def _break_even(document: Document) -> str:
     tokens = number(document, "break_even", "tokens")
     if tokens is None:
-        return "break-even unknown"
+        note = label(document, "break_even", "note")
+        return f"break-even unknown: {note}" if note else "break-even unknown"
     low = units.count(number(document, "break_even", "tokens_low"))
     high = units.count(number(document, "break_even", "tokens_high"))
     if units.UNKNOWN in (low, high):

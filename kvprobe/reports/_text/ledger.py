@@ -69,26 +69,26 @@ def _find(items: list[Mapping[str, Any]], wanted: str) -> Mapping[str, Any]:
 
 
 def _lines(page: Page, items: list[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    wide = page.width >= 110
+    wide = page.width >= 132
     yield table(
         page,
         [
             Column("request", _name, "left"),
             Column("TTFT", lambda row: units.duration(number(row, "ttft_ns"))),
             Column("prompt", lambda row: units.count(number(row, "tokens", "prompt")),
-                   from_width=96),
+                   from_width=106),
             Column("stored", lambda row: units.count(_stored_tokens(row))),
             Column("bytes", lambda row: units.size(number(row, "restore", "bytes")) if
-                   row.get("restore") else units.DASH, from_width=120),
+                   row.get("restore") else units.DASH, from_width=142),
             Column("reads", lambda row: units.count(number(row, "restore", "ops")) if
-                   row.get("restore") else units.DASH, from_width=130),
-            Column("parts", lambda row: part_bar(row, 10), "left", from_width=140),
+                   row.get("restore") else units.DASH, from_width=150),
+            Column("parts", lambda row: part_bar(row, 10), "left", from_width=162),
             Column("restore", lambda row: _exposed(row, wide=wide)),
-            Column("recompute", lambda row: _recompute(row, wide=wide), from_width=92),
+            Column("recompute", lambda row: _recompute(row, wide=wide), from_width=96),
             Column("choice", choice, "left"),
             Column("gain", gain, "left"),
             Column("tied by", lambda row: digest.attribution_class(row) or units.DASH, "left",
-                   from_width=104),
+                   from_width=116),
         ],
         items,
     )  # fmt: skip
@@ -135,7 +135,8 @@ def choice(row: Any) -> Text:
     if "_" in verdict:
         what = verdict.split("_")[0]
     else:
-        what = "restore" if row.get("restore") else "recompute"
+        hit = number(row, "tokens", "storage_hit")
+        what = "restore" if row.get("restore") or hit else "recompute"
     return Text(what, VERDICT_STYLES.get(verdict, ""))
 
 
