@@ -39,9 +39,13 @@ class Host:
 
 @dataclass(frozen=True)
 class OwnCost:
-    """What recording cost: kernel programs, CPU time of this process, wall time of both."""
+    """What recording cost: kernel programs, CPU time of this process over ``wall_ns``.
+
+    ``programs`` were measured during ``measured_ns`` of that time only; None: all of it.
+    """
 
     programs: tuple[ProgramCost, ...] = ()
+    measured_ns: int | None = None
     agent_cpu_ns: int | None = None
     wall_ns: int | None = None
 
@@ -69,6 +73,8 @@ class Manifest:
     filters: Filters = field(default_factory=Filters)
     losses: Mapping[str, Loss] = field(default_factory=dict)
     cost: OwnCost = OwnCost()
+    budget_share: float | None = None
+    """Share of a core for kvprobe per 100k block requests a second; None: no bound was set."""
     engine_name: str | None = None
     """The adapter chosen on the command line or seen in the signal; None: any recogniser."""
     engine: EngineFacts | None = None

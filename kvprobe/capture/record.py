@@ -8,10 +8,13 @@ from dataclasses import replace
 
 from kvprobe.capture.manifest import Clock, Manifest
 from kvprobe.capture.recorder import Recorder
-from kvprobe.sources import POLL_SECONDS, Source
+from kvprobe.sources import POLL_SECONDS, Batch, Source
 from kvprobe.sources.clock import clock_step_ns, sample_clocks
 
 SEGMENT_NS = 1_000_000_000
+_BUSY_ROWS = 50
+_QUIET_SECONDS = 0.08
+"""Waking up is most of what an idle recorder costs; a burst fits the rings for this long."""
 
 
 def record(
@@ -37,6 +40,7 @@ def record(
     wall = _WallClock()
     recorder.roll(manifest, manifest.start_ns)
     rolled_ns = manifest.start_ns
+    pause = POLL_SECONDS
     try:
         while recorder.failure is None and not source.finished:
             batch = source.poll()
@@ -48,13 +52,21 @@ def record(
                 each_second(now)
             if stop(batch.now_ns):
                 break
-            time.sleep(POLL_SECONDS)
+            pause = _pause(pause, batch)
+            time.sleep(pause)
     finally:
         batch = source.close()
         recorder.add(batch)
         final = _as_of(manifest, source, batch.now_ns, began, wall)
         recorder.roll(final, rolled_ns)
     return final
+
+
+def _pause(last: float, batch: Batch) -> float:
+    """Seconds until the next poll: short while rows come in numbers, longer when it is quiet."""
+    if sum(map(len, batch.tables.values())) >= _BUSY_ROWS:
+        return POLL_SECONDS
+    return min(2 * last, _QUIET_SECONDS)
 
 
 class _Began:
@@ -101,6 +113,7 @@ def _as_of(
         cost=replace(
             manifest.cost,
             programs=source.cost(),
+            measured_ns=source.measured_ns,
             agent_cpu_ns=time.process_time_ns() - began.cpu_ns,
             wall_ns=time.monotonic_ns() - began.wall_ns,
         ),

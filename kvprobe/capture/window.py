@@ -101,7 +101,9 @@ class Window:
             engine=source.engine,
             devices=source.devices,
             losses=dict(source.losses()),
-            cost=replace(self._manifest.cost, programs=source.cost()),
+            cost=replace(
+                self._manifest.cost, programs=source.cost(), measured_ns=source.measured_ns
+            ),
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvprobe import __version__
 from kvprobe.capture.manifest import Clock, Host, Manifest
 from kvprobe.errors import ExitCode, KvprobeError
-from kvprobe.model import DeviceFacts, Engine, Filters, Signal
+from kvprobe.model import DeviceFacts, Engine, Filters, Missing, Signal
 from kvprobe.sources.live import LiveSource
 
 LOADERS = ("auto", "core", "bcc")
@@ -46,6 +46,13 @@ def add_source_options(parser: ArgumentParser) -> None:
         metavar="N",
         help="keep one in N block requests (aggregates stay complete)",
     )
+    whom.add_argument(
+        "--budget",
+        type=_percent,
+        metavar="PERCENT",
+        help="thin block rows where kvprobe would use more of a core than this for each 100,000 "
+        "requests a second (aggregates stay complete; default: never thin)",
+    )
     engine = parser.add_argument_group("the engine")
     engine.add_argument(
         "--engine",
@@ -71,6 +78,16 @@ def whole_number(what: str, least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = 0.0
+    if not 0 < percent <= 100:
+        raise ArgumentTypeError(f"{text!r} is not a percentage")
+    return percent
 
 
 def require_root(verb: str) -> None:
@@ -122,9 +139,20 @@ def engine_of(options: Namespace) -> tuple[str | None, Signal | None]:
 
 
 def open_live(
-    filters: Filters, loader: str, engine_name: str | None, signal: Signal | None
+    filters: Filters,
+    loader: str,
+    engine_name: str | None,
+    signal: Signal | None,
+    budget_share: float | None = None,
 ) -> tuple[LiveSource, Manifest]:
     """Attach to the running kernel.
+
+    Args:
+        filters: what the kernel keeps.
+        loader: one of ``LOADERS``.
+        engine_name: the adapter to use; None for any.
+        signal: the engine's request signal; the source closes it.
+        budget_share: CPU that kvprobe may use, see ``kvprobe.bpf.governor``; None: unbounded.
 
     Returns:
         The source, and the facts as recording begins.
@@ -137,7 +165,7 @@ def open_live(
     from kvprobe.sources.devices import devices
     from kvprobe.sources.host import HostSampler
 
-    session = open_session(None, filters, loader)
+    session = open_session(None, filters, loader, budget_share=budget_share)
     try:
         clock = sample_clocks()
         found = devices()
@@ -150,8 +178,9 @@ def open_live(
             host=host_facts(),
             loader=session.loader,
             probes=tuple(session.attached),
-            missing=tuple(session.missing),
+            missing=(*session.missing, *_slower(session.loader_why)),
             filters=filters,
+            budget_share=budget_share,
             engine_name=engine_name,
             devices=found,
         )
@@ -159,6 +188,13 @@ def open_live(
     except BaseException:
         session.close()
         raise
+
+
+def _slower(why: str) -> tuple[Missing, ...]:
+    """That the cheap loader does not work here, where another one had to be taken."""
+    if not why:
+        return ()
+    return (Missing("core loader", why, "probes cost more, rows are the same", "kvprobe doctor"),)
 
 
 def host_facts() -> Host:

@@ -131,7 +131,10 @@ def _record(
 
     recorder = Recorder(out, options.force)
     try:
-        source, manifest = open_live(filters, options.loader, engine_name, engine_signal)
+        budget_share = None if options.budget is None else options.budget / 100
+        source, manifest = open_live(
+            filters, options.loader, engine_name, engine_signal, budget_share
+        )
     except BaseException:
         recorder.discard()
         raise
@@ -152,7 +155,11 @@ def _record(
                 complete=True,
                 signal_understood=source.understood if engine_signal else None,
                 signal_ignored=source.ignored if engine_signal else None,
-                notes=(*final.notes, *_said_of(child, options.duration, interrupt)),
+                notes=(
+                    *final.notes,
+                    *source.notes(),
+                    *_said_of(child, options.duration, interrupt),
+                ),
             )
             if child is not None:
                 child.stop()

@@ -50,7 +50,12 @@ class Source(Protocol):
         ...
 
     def cost(self) -> tuple[ProgramCost, ...]:
-        """What the kernel side has cost so far."""
+        """What the kernel side has cost so far, in the time that was measured."""
+        ...
+
+    @property
+    def measured_ns(self) -> int | None:
+        """For how long ``cost`` was measured; None: for the whole time."""
         ...
 
     def close(self) -> Batch:

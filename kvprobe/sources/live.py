@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvprobe.bpf.governor import Thinning
 from kvprobe.model import DeviceFacts, EngineFacts, Loss, ProgramCost, Rows, Signal, SignalBatch
 from kvprobe.sources import Batch, TableRows
 
@@ -29,7 +30,17 @@ class Session(Protocol):
         ...
 
     def cost(self) -> tuple[ProgramCost, ...]:
-        """What each program has cost."""
+        """What each program has cost, in the time that was measured."""
+        ...
+
+    @property
+    def measured_ns(self) -> int:
+        """For how long ``cost`` was measured."""
+        ...
+
+    @property
+    def thinnings(self) -> Sequence[Thinning]:
+        """What the governor did to stay inside its budget."""
         ...
 
     def close(self) -> None:
@@ -88,6 +99,21 @@ class LiveSource:
     def cost(self) -> tuple[ProgramCost, ...]:
         """What the BPF programs have cost."""
         return self.session.cost() if self._last_cost is None else self._last_cost
+
+    @property
+    def measured_ns(self) -> int | None:
+        """For how long ``cost`` was measured."""
+        return self.session.measured_ns
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of these rows, one sentence each."""
+        made = self.session.thinnings
+        if not made:
+            return ()
+        most = max(made, key=lambda thinning: thinning.keep_one_in)
+        return (
+            f"block rows were thinned, at most to one in {most.keep_one_in}, because {most.why}",
+        )
 
     def close(self) -> Batch:
         """Detach and return the rest; ``losses`` and ``cost`` stay as they were at the end."""

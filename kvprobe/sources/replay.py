@@ -53,7 +53,7 @@ class Facts(Protocol):
 
     @property
     def cost(self) -> Any:
-        """Has ``programs``: what the BPF programs cost."""
+        """Has ``programs``, what the BPF programs cost, and ``measured_ns``, in how long."""
         ...
 
 
@@ -131,6 +131,12 @@ class ReplaySource:
     def cost(self) -> tuple[ProgramCost, ...]:
         """What the BPF programs cost in the whole recording."""
         return tuple(self._facts.cost.programs)
+
+    @property
+    def measured_ns(self) -> int | None:
+        """For how long ``cost`` was measured."""
+        measured: int | None = self._facts.cost.measured_ns
+        return measured
 
     def close(self) -> Batch:
         """Stop here; the rows not yet delivered are given up."""

@@ -5,13 +5,14 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvprobe import schema
+from kvprobe.bpf.governor import Thinning
 from kvprobe.capture.manifest import Clock, Host, Manifest
 from kvprobe.capture.record import record
 from kvprobe.capture.recorder import Recorder
@@ -151,6 +152,9 @@ class FakeSession:
 
     def cost(self) -> tuple[ProgramCost, ...]:
         return (ProgramCost("block_done", self.given, self.given * 103),)
+
+    measured_ns = 500_009
+    thinnings: Sequence[Thinning] = ()
 
     def close(self) -> None:
         self.closed = True

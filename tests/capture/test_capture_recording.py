@@ -95,6 +95,7 @@ def test_what_a_source_gave_is_in_the_file(tmp_path: Path) -> None:
     assert facts.losses["block"].lost == 13
     assert facts.losses["requests"].rows == 4
     assert facts.cost.programs[0].run_ns == 5045 * 103
+    assert facts.cost.measured_ns == 500_009
     assert facts.cost.agent_cpu_ns is not None and facts.cost.agent_cpu_ns > 0
     assert facts.engine is not None and facts.engine.unit_tokens == 16
     assert facts.end_ns > facts.start_ns

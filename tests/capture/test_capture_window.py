@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvprobe.bpf.governor import Thinning
 from kvprobe.capture import Tables
 from kvprobe.capture import window as window_module
 from kvprobe.capture.frames import frame_from_rows, frame_length
@@ -78,6 +79,14 @@ def test_a_live_source_samples_the_host_once_a_second() -> None:
     }  # fmt: skip
     assert source.losses()["block"].rows == 1111
     assert source.losses()["requests"].rows == 4
+
+
+def test_thinning_is_said() -> None:
+    session = FakeSession(1)
+    source = LiveSource(session)
+    assert source.notes() == ()
+    session.thinnings = [Thinning(1, 2, "so"), Thinning(2, 4, "7 rows lost"), Thinning(3, 2, "no")]
+    assert source.notes() == ("block rows were thinned, at most to one in 4, because 7 rows lost",)
 
 
 def test_a_replay_gives_every_row_once_and_at_its_time(whole: Path) -> None:
