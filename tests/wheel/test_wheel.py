@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import site
 import subprocess
@@ -24,7 +23,6 @@ CONTENT = {
 ASK = """
 import json
 from kvprobe import content
-from kvprobe.cli import main
 print(json.dumps({
     "folders": [str(content.directory(kind)) for kind in ("probes", "tuning", "playbooks")],
     "tuners": sorted(content.tuners()),
@@ -114,8 +112,8 @@ def test_carries_the_compiled_probes(wheel: Path) -> None:
 def test_builds_without_clang_and_says_so_in_one_line(tmp_path: Path) -> None:
     wheel, said = build(tmp_path, PATH="/nonexistent")
     assert not [name for name in members(wheel) if name.endswith(".o")]
-    assert [line for line in said.splitlines() if re.search("clang", line)] == said.splitlines()
-    assert len(said.splitlines()) == 1
+    (line,) = [line for line in said.splitlines() if line != str(wheel)]
+    assert line.startswith("no clang: ")
 
 
 def test_works_from_any_folder(installed: Path, tmp_path: Path) -> None:
