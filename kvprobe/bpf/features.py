@@ -9,6 +9,9 @@ import errno
 import os
 import platform
 import resource
+import shlex
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,9 +20,9 @@ from typing import TypeAlias
 
 from kvprobe.bpf import btf, machine, tracefs, trial
 
+_SUDO_PATH = (Path("/usr/bin"), Path("/usr/local/bin"), Path("/usr/sbin"), Path("/usr/local/sbin"))
 RING_BYTES = 16 << 20
 """The size of ring buffer that is tried."""
-_AS_ROOT = "sudo kvprobe doctor"
 
 
 class State(StrEnum):
@@ -92,6 +95,17 @@ def has_rights() -> bool:
     return _rights()[0] is not State.ABSENT
 
 
+def _as_root() -> str:
+    """The command that asks again with rights; sudo does not search the caller's PATH."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"sudo {shlex.quote(sys.executable)} -m kvprobe doctor"
+    found = shutil.which(called.name)
+    if called.name != "kvprobe" or found is None or Path(found).parent in _SUDO_PATH:
+        return "sudo kvprobe doctor"
+    return f"sudo {shlex.quote(found)} doctor"
+
+
 # ---------------------------------------------------------------- kernel
 
 
@@ -111,13 +125,13 @@ def _rights() -> Answer:
         return degraded(
             f"user {os.geteuid()} with CAP_BPF and CAP_PERFMON",
             "files that were open before the capture have no path",
-            "sudo kvprobe doctor",
+            _as_root(),
         )
     if os.geteuid() == 0:
         return absent(
             "root without CAP_SYS_ADMIN", "no capture", "start the container with --privileged"
         )
-    return absent(f"user {os.geteuid()}, not root", "no capture", "sudo kvprobe doctor")
+    return absent(f"user {os.geteuid()}, not root", "no capture", _as_root())
 
 
 def _type_information() -> Answer:
@@ -140,7 +154,7 @@ def _programs() -> Answer:
     if error.errno == errno.ENOSYS:
         return absent(why, "no capture", "use a kernel built with CONFIG_BPF_SYSCALL=y")
     if "SYS_ADMIN" not in trial.capabilities():
-        return absent(why, "no capture", _AS_ROOT)
+        return absent(why, "no capture", _as_root())
     if trial.process_status("Seccomp") not in ("", "0"):
         why += ", a seccomp filter is active"
     return absent(why, "no capture", "allow bpf(2) in the container's seccomp profile")
@@ -154,7 +168,7 @@ def _kernel_memory() -> Answer:
     effect = "no capture: device, size and file of a request cannot be read"
     if trial.lockdown() == "confidentiality":
         return absent("lockdown is confidentiality", effect, "boot with lockdown=integrity")
-    return absent(f"refused: {error.strerror}", effect, _AS_ROOT)
+    return absent(f"refused: {error.strerror}", effect, _as_root())
 
 
 def _ring_buffer() -> Answer:
@@ -168,7 +182,7 @@ def _ring_buffer() -> Answer:
         return absent(
             f"memory lock limit is {limit >> 10} KiB", "no capture", "ulimit -l unlimited"
         )
-    return absent(f"refused: {error.strerror}", "no capture", _AS_ROOT)
+    return absent(f"refused: {error.strerror}", "no capture", _as_root())
 
 
 def _tracefs() -> Answer:
@@ -195,7 +209,7 @@ def _symbols() -> Answer:
     return degraded(
         "addresses in /proc/kallsyms are hidden",
         "direct I/O is tied to its process but not to its file",
-        _AS_ROOT if os.geteuid() else "sysctl kernel.kptr_restrict=1",
+        _as_root() if os.geteuid() else "sysctl kernel.kptr_restrict=1",
     )
 
 
@@ -204,7 +218,7 @@ def _statistics() -> Answer:
     if error is None:
         return ok("can be switched on")
     return degraded(
-        f"refused: {error.strerror}", "kvprobe cannot say what its own probes cost", _AS_ROOT
+        f"refused: {error.strerror}", "kvprobe cannot say what its own probes cost", _as_root()
     )
 
 

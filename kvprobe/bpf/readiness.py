@@ -167,9 +167,9 @@ def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     elif None in known:
         answer = unknown()
     elif state.missing:
-        answer = degraded(f"{found} of {len(known)} events", "", "")
+        answer = degraded(f"{found} of its {len(known)} events exist", "", "")
     else:
-        answer = ok(f"{found} of {len(known)} events")
+        answer = ok(f"its {len(known)} events exist")
     features = [Feature("events", probe.name, *answer, required=blind)]
     if state.attaches:
         features += [

@@ -86,7 +86,9 @@ def _possible(features: tuple[Feature, ...], shows: tuple[str, ...]) -> str:
 
 def _impossible(stopping: list[Feature]) -> str:
     reasons = _listed(tuple(f"{feature.name} ({feature.why})" for feature in stopping))
-    return f"No capture is possible here because of {reasons}."
+    fixes = [feature.fix for feature in stopping if feature.fix]
+    text = f"No capture is possible here because of {reasons}"
+    return f"{text}; try: {fixes[0]}" if fixes else f"{text}."
 
 
 def _listed(words: tuple[str, ...]) -> str:
@@ -137,14 +139,16 @@ def _no_device(why: str) -> Answer:
 
 def describe(facts: DeviceFacts) -> str:
     """One line on a device: transport, size, scheduler, limits, where it is mounted."""
-    kind = facts.transport + (", rotational" if facts.rotational else "")
+    spinning = facts.rotational and facts.transport in ("sata", "unknown")
+    largest, ahead = facts.max_request_bytes, facts.read_ahead_bytes
     words = [
-        f"{kind}, {size(facts.size_bytes)}",
+        facts.transport + (" (rotating)" if spinning else ""),
+        size(facts.size_bytes),
         f"scheduler {facts.scheduler}" if facts.scheduler else "",
-        f"{facts.nr_requests} requests" if facts.nr_requests else "",
-        f"up to {size(facts.max_request_bytes)} each" if facts.max_request_bytes else "",
-        f"read-ahead {size(facts.read_ahead_bytes)}" if facts.read_ahead_bytes is not None else "",
-        f"at {', '.join(facts.mounts)}" if facts.mounts else "",
+        f"nr_requests {facts.nr_requests}" if facts.nr_requests else "",
+        f"largest request {size(largest)}" if largest else "",
+        f"read-ahead {size(ahead)}" if ahead is not None else "",
+        f"mounted at {', '.join(facts.mounts)}" if facts.mounts else "not mounted",
     ]
     return ", ".join(word for word in words if word)
 
@@ -165,7 +169,7 @@ def engine_features(path: str | None) -> tuple[Feature, ...]:
             words.append(f"{count} of {looked_at} files below {path} are its KV cache")
         if words:
             features.append(Feature("engine", name, *ok("; ".join(words))))
-    return tuple(features) or (Feature("engine", "engine", *_no_engine(path, looked_at)),)
+    return tuple(features) or (Feature("engine", "process", *_no_engine(path, looked_at)),)
 
 
 def _no_engine(path: str | None, looked_at: int) -> Answer:
@@ -175,8 +179,8 @@ def _no_engine(path: str | None, looked_at: int) -> Answer:
         why += f", and none of the {looked_at} files below {path} is KV cache"
     return degraded(
         why,
-        "time and bytes of the storage can be shown, but not whose request they were",
-        "start the engine, or try kvprobe with: kvprobe workload run --help",
+        "storage can be shown, but not which request it served",
+        "start the engine, or try: kvprobe workload run",
     )
 
 
