@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvprobe.correlator import promises
+from kvprobe.correlator.bursts import Promise
 from kvprobe.correlator.identify import KVFiles
 from kvprobe.correlator.ledger import CLASSES
-from kvprobe.correlator.promises import Promise
 from kvprobe.model import Frame
 from kvprobe.schema import OpKind
 
@@ -67,8 +67,7 @@ def attribute(
     n_ops = len(ops["start_ns"])
     op_request = np.full(n_ops, -1, np.int64)
     op_class = np.full(n_ops, NONE, np.int64)
-    found = promises.bursts(lookups, files)
-    promises.match(found, requests, unit_tokens)
+    found = promises.asked(lookups, files, requests, unit_tokens)
     lookup_request = np.full(len(lookups["start_ns"]), -1, np.int64)
     for promise in found:
         lookup_request[promise.rows] = promise.request

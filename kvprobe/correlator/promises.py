@@ -1,207 +1,203 @@
 """What requests were told is stored: bursts of lookups, matched to the requests that asked.
 
 An engine tests a prompt's chunks one after another before it restores any; the answers are the
-request's hit map. A burst is such a run of tests in one thread. It is matched to a request by
-what the engine tells of both: it lies between arrival and prefill, and its hits are the request's
-storage hits. Where the engine names the chunk keys itself, its word replaces the match.
+request's hit map. A burst is matched to a request by what the engine tells of both: it lies
+between arrival and prefill, and its hits are the request's storage hits. Where the engine names
+the chunk keys itself, its word replaces the match.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
+from kvprobe.correlator.bursts import Promise, bursts, split
 from kvprobe.correlator.identify import KVFiles
 from kvprobe.model import Frame
-from kvprobe.schema import LookupKind
 
 Ints = NDArray[np.int64]
-
-GAP_FACTOR = 20
-"""A pause this many times the usual one ends a burst."""
-GAP_FLOOR_NS = 2_000_000
-WRITE_FLAGS = 3
-"""O_WRONLY | O_RDWR."""
-
-
-@dataclass
-class Promise:
-    """Keys one request may restore, in prompt order, and since when."""
-
-    start_ns: int
-    end_ns: int
-    hits: list[int]
-    misses: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    """Rows of ``lookups`` behind it."""
-    request: int = -1
-    exact: bool = False
-
-
-def bursts(lookups: Frame, files: KVFiles) -> list[Promise]:
-    """Cut each thread's existence tests of KV files into bursts, by start time."""
-    tests = np.flatnonzero(
-        (files.lookup_key >= 0)
-        & ~files.lookup_temporary
-        & np.isin(lookups["kind"], (LookupKind.ACCESS, LookupKind.STAT))
-    )
-    tests = tests[~_before_store(lookups, files, tests)]
-    order = np.lexsort((lookups["start_ns"][tests], lookups["tid"][tests]))
-    tests = tests[order]
-    same_thread = np.diff(lookups["tid"][tests]) == 0
-    gaps = lookups["start_ns"][tests][1:] - lookups["end_ns"][tests][:-1]
-    usual = np.median(gaps[same_thread]) if same_thread.any() else 0
-    limit = max(GAP_FLOOR_NS, GAP_FACTOR * float(usual))
-    cut = np.ones(len(tests), bool)
-    cut[1:] = ~same_thread | (gaps > limit)
-    found: list[Promise] = []
-    for place, row in enumerate(tests.tolist()):
-        key, hit = int(files.lookup_key[row]), bool(lookups["result"][row] >= 0)
-        last = found[-1] if found else None
-        if last is None or cut[place] or (hit and last.misses) or _repeats(last, key):
-            last = Promise(int(lookups["start_ns"][row]), 0, [])
-            found.append(last)
-        (last.hits if hit else last.misses).append(key)
-        last.rows.append(row)
-        last.end_ns = int(lookups["end_ns"][row])
-    return sorted(found, key=lambda p: p.start_ns)
-
-
-def _repeats(promise: Promise, key: int) -> bool:
-    # Chunks of one prompt are distinct; the first key is the one that prompts share.
-    first = promise.hits[0] if promise.hits else promise.misses[0]
-    return key == first or key in promise.misses[-1:]
-
-
-def _before_store(lookups: Frame, files: KVFiles, tests: Ints) -> NDArray[np.bool_]:
-    """Tests that a writer makes before it stores: its thread next opens that key for writing."""
-    opens = np.flatnonzero(
-        (files.lookup_key >= 0)
-        & (lookups["kind"] == LookupKind.OPEN)
-        & (lookups["open_flags"] >= 0)
-        & ((lookups["open_flags"] & WRITE_FLAGS) > 0)
-    )
-    rows = np.concatenate([tests, opens])
-    order = rows[np.lexsort((lookups["start_ns"][rows], lookups["tid"][rows]))]
-    is_open = np.isin(order, opens)
-    stores = np.zeros(len(order), bool)
-    stores[:-1] = (
-        is_open[1:]
-        & ~is_open[:-1]
-        & (files.lookup_key[order][1:] == files.lookup_key[order][:-1])
-        & (lookups["tid"][order][1:] == lookups["tid"][order][:-1])
-    )
-    return np.isin(tests, order[stores])
-
-
-def match(found: list[Promise], requests: Frame, unit_tokens: int | None) -> None:
-    """Set ``request`` of each burst: at most one request each, least total cost.
-
-    A burst fits a request when it lies between arrival and the start of prefill (or the first
-    token). Cost is how far its hits are from the tokens the engine says came from storage, then
-    how long after arrival it began: engines look up in order of arrival. Later bursts of the same
-    keys by an already matched request (an engine that asks again each step) join it.
-    """
-    n = len(requests["arrival_ns"])
-    if not found or not n:
-        return
-    edges = _edges(found, requests, unit_tokens)
-    rows, columns, costs = edges
-    if len(rows):
-        # A private dummy request for each burst makes a full matching always possible.
-        own = np.arange(len(found))
-        graph = coo_array(
-            (
-                np.concatenate([costs, np.full(len(found), _UNMATCHED)]),
-                (np.concatenate([rows, own]), np.concatenate([columns, n + own])),
-            ),
-            shape=(len(found), n + len(found)),
-        ).tocsr()
-        burst, request = min_weight_full_bipartite_matching(graph)
-        for b, r in zip(burst.tolist(), request.tolist(), strict=True):
-            if r < n:
-                found[b].request = r
-    _join_repeats(found, rows, columns)
-
+Floats = NDArray[np.float64]
 
 _NEVER = np.iinfo(np.int64).max
 _UNMATCHED = 1e6
+_REPEATED = 3.0
+"""Cost of leaving a burst unmatched that was asked before: above any good match, below a misfit."""
 _MISFIT = 1e3
 
 
-def _edges(
-    found: list[Promise], requests: Frame, unit_tokens: int | None
-) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Feasible (burst, request) pairs and their costs."""
-    arrival = requests["arrival_ns"]
-    deadline = np.where(
-        requests["prefill_start_ns"] >= 0, requests["prefill_start_ns"], requests["first_token_ns"]
-    )
-    deadline = np.where(deadline >= 0, deadline, _NEVER)
-    hits = requests["storage_hit_tokens"]
-    prompt = requests["prompt_tokens"]
-    order = np.argsort(arrival, kind="stable")
-    longest = np.maximum.accumulate(deadline[order])
-    longest_wait = max(
-        int((deadline[deadline < _NEVER] - arrival[deadline < _NEVER]).max(initial=1)), 1
-    )
-    rows, columns, costs = [], [], []
-    for b, promise in enumerate(found):
-        stop = int(np.searchsorted(arrival[order], promise.start_ns, side="right"))
-        begin = int(np.searchsorted(longest, promise.end_ns))
-        if begin >= stop:
-            continue
-        near = order[begin:stop]
-        near = near[deadline[near] >= promise.end_ns]
+def asked(
+    lookups: Frame, files: KVFiles, requests: Frame, unit_tokens: int | None
+) -> list[Promise]:
+    """Bursts of the window with the request each belongs to, -1 where none fits.
+
+    A burst fits a request when it lies between arrival and the start of prefill (or the first
+    token). Each request gets at most one at least total cost: how far its hits are from the
+    tokens the engine says came from storage, then how long after arrival it began, as engines
+    look up in order of arrival. Bursts of an engine that asks again each step join the first.
+    """
+    waiting = _Waiting(requests, unit_tokens)
+    found = bursts(lookups, files, len(waiting.order))
+    found = [part for burst in found for part in _divide(burst, waiting, lookups)]
+    fits = [waiting.fitting(burst) for burst in found]
+    _match(found, fits, len(requests["arrival_ns"]))
+    _join_repeats(found, fits)
+    return found
+
+
+class _Waiting:
+    """Which requests could have asked at a time, and how well a burst fits them."""
+
+    def __init__(self, requests: Frame, unit_tokens: int | None) -> None:
+        deadline = np.where(
+            requests["prefill_start_ns"] >= 0,
+            requests["prefill_start_ns"],
+            requests["first_token_ns"],
+        )
+        self.arrival = requests["arrival_ns"]
+        self.deadline = np.where(deadline >= 0, deadline, _NEVER)
+        self.hits, self.device = requests["storage_hit_tokens"], requests["device_hit_tokens"]
+        self.prompt, self.unit = requests["prompt_tokens"], unit_tokens
+        order = np.argsort(self.arrival, kind="stable")
+        self.order = order[self.arrival[order] >= 0]
+        self._arrived = self.arrival[self.order]
+        self._longest = np.maximum.accumulate(self.deadline[self.order])
+        told = (self.deadline < _NEVER) & (self.arrival >= 0)
+        self._scale = max(int((self.deadline - self.arrival)[told].max(initial=1)), 1)
+
+    def places(self, begin: int, end: int | None = None) -> Ints:
+        """Places in ``order`` of the requests that waited at ``begin`` (until ``end``)."""
+        end = begin if end is None else end
+        stop = int(np.searchsorted(self._arrived, begin, side="right"))
+        start = min(int(np.searchsorted(self._longest, end)), stop)
+        return start + np.flatnonzero(self.deadline[self.order[start:stop]] >= end)
+
+    def in_turn(self, place: int, starts: list[int], ends: list[int]) -> list[int] | None:
+        """Units of successive arrivals from ``place`` on that fill these hits exactly, or None."""
+        lengths, filled = [], 0
+        while filled < len(starts):
+            if place >= len(self.order):
+                return None
+            request = self.order[place]
+            units = int(self.hits[request]) // (self.unit or 1)
+            last = filled + units - 1
+            if units > 0:
+                late = last >= len(ends) or ends[last] > self.deadline[request]
+                if late or starts[filled] < self.arrival[request]:
+                    return None
+                lengths.append(units)
+                filled += units
+            place += 1
+        return lengths
+
+    def fitting(self, burst: Promise) -> tuple[Ints, Floats]:
+        """Requests that may have made this burst, and the cost of each."""
+        near = self.order[self.places(burst.start_ns, burst.end_ns)]
         # Convex, so that of two bursts the earlier goes to the earlier arrival.
-        cost = 1 + ((promise.start_ns - arrival[near]) / longest_wait) ** 2
-        if unit_tokens:
-            tokens = len(promise.hits) * unit_tokens
-            told = hits[near] >= 0
-            # An engine may skip chunks it found (device hits) or leave the last one to prefill.
-            misfit = np.where(told & (hits[near] > 0), np.abs(tokens - hits[near]) / unit_tokens, 0)
-            cost = cost + _MISFIT * np.minimum(misfit, 100)
-            asked = (len(promise.hits) + len(promise.misses)) * unit_tokens
-            too_long = (prompt[near] >= 0) & (asked - unit_tokens >= prompt[near])
-            near, cost = near[~too_long], cost[~too_long]
-        rows += [b] * len(near)
-        columns += near.tolist()
-        costs += cost.tolist()
-    return np.array(rows, np.int64), np.array(columns, np.int64), np.array(costs, np.float64)
+        waited = (burst.start_ns - self.arrival[near]) / self._scale
+        cost = 1 + np.minimum(waited, 1.0) ** 2
+        if not self.unit:
+            return near, cost
+        # Told of none: it may have computed what it found.
+        off = np.where(self.hits[near] > 0, self._off(near, len(burst.hits)), 0)
+        cost = cost + _MISFIT * np.minimum(off / self.unit, 100)
+        least = (len(burst.hits) + len(burst.misses) - 1) * self.unit
+        possible = (self.prompt[near] < 0) | (least < self.prompt[near])
+        return near[possible], cost[possible]
+
+    def explain(self, burst: Promise) -> bool:
+        """Whether some request was told of just as many hits."""
+        near = self.order[self.places(burst.start_ns, burst.end_ns)]
+        return bool(((self.hits[near] > 0) & (self._off(near, len(burst.hits)) == 0)).any())
+
+    def _off(self, near: Ints, found: int) -> Ints:
+        """Tokens between ``found`` hits and what each request was told."""
+        tokens, told = found * (self.unit or 0), self.hits[near]
+        # An engine may also test the chunks that its device memory holds.
+        most = told + np.maximum(self.device[near], 0)
+        off: Ints = np.maximum(told - tokens, 0) + np.maximum(tokens - most, 0)
+        return off
 
 
-def _join_repeats(found: list[Promise], rows: Ints, columns: Ints) -> None:
-    matched = {p.request: p for p in found if p.request >= 0}
-    fits: dict[int, list[int]] = {}
-    for b, r in zip(rows.tolist(), columns.tolist(), strict=True):
-        fits.setdefault(b, []).append(r)
+def _divide(burst: Promise, waiting: _Waiting, lookups: Frame) -> list[Promise]:
+    """Cut a burst that no waiting request explains, but several one after another do.
+
+    Prompts that are stored whole leave no miss between them; the hits the engine tells do.
+    """
+    if not waiting.unit or len(burst.hits) < 2 or waiting.explain(burst):
+        return [burst]
+    rows = burst.rows[: len(burst.hits)]
+    starts, ends = lookups["start_ns"][rows].tolist(), lookups["end_ns"][rows].tolist()
+    ways = [waiting.in_turn(i, starts, ends) for i in waiting.places(burst.start_ns)]
+    shortest = min(filter(None, ways), key=len, default=[])
+    return split(burst, shortest, lookups) if len(shortest) > 1 else [burst]
+
+
+def _match(found: list[Promise], fits: list[tuple[Ints, Floats]], requests: int) -> None:
+    """At most one request a burst and one burst a request, at least total cost."""
+    if not found or not any(len(near) for near, _ in fits):
+        return
+    rows = np.repeat(np.arange(len(found)), [len(near) for near, _ in fits])
+    # A private dummy request for each burst makes a full matching always possible.
+    own = np.arange(len(found))
+    alone = np.where(_asked_before(found), _REPEATED, _UNMATCHED)
+    graph = coo_array(
+        (
+            np.concatenate([*(cost for _, cost in fits), alone]),
+            (np.concatenate([rows, own]), np.concatenate([*(n for n, _ in fits), requests + own])),
+        ),
+        shape=(len(found), requests + len(found)),
+    ).tocsr()
+    burst, request = min_weight_full_bipartite_matching(graph)
+    for b, r in zip(burst.tolist(), request.tolist(), strict=True):
+        if r < requests:
+            found[b].request = r
+
+
+def _asked_before(found: list[Promise]) -> NDArray[np.bool_]:
+    """Bursts of the very keys of an earlier one: an engine asks again, or prompts are equal."""
+    seen: set[tuple[int, ...]] = set()
+    again = np.zeros(len(found), bool)
     for b, promise in enumerate(found):
+        keys = (*promise.hits, *promise.misses)
+        again[b] = keys in seen
+        seen.add(keys)
+    return again
+
+
+def _join_repeats(found: list[Promise], fits: list[tuple[Ints, Floats]]) -> None:
+    """Unmatched bursts of the same keys, or of more of them by now, join a matched one."""
+    matched = {p.request: p for p in found if p.request >= 0}
+    for promise, (near, _) in zip(found, fits, strict=True):
         if promise.request >= 0:
             continue
-        asked = promise.hits + promise.misses
-        for r in fits.get(b, ()):
+        keys = {*promise.hits, *promise.misses}
+        for r in near.tolist():
             other = matched.get(r)
-            if other is not None and set(asked) & set(other.hits + other.misses):
+            if other is not None and _same(keys, {*other.hits, *other.misses}):
                 promise.request = r
                 break
+
+
+def _same(some: set[int], others: set[int]) -> bool:
+    return some <= others or others <= some
 
 
 def named_by_engine(keys: Frame, requests: Frame, files: KVFiles) -> list[Promise]:
     """Promises from the ``keys`` table: the engine itself says what a request restores."""
     number = {key: i for i, key in enumerate(files.keys)}
-    index = {name: i for i, name in enumerate(requests["id"])}
+    index: dict[str, list[int]] = {}
+    for i, name in enumerate(requests["id"]):
+        index.setdefault(name, []).append(i)  # a client may use an id again
     promises: dict[int, Promise] = {}
     for place in np.argsort(keys["position"], kind="stable").tolist():
-        request = index.get(keys["request_id"][place])
         key = number.get(keys["key"][place])
-        if request is None or key is None:
+        if key is None:
             continue
-        arrival = int(requests["arrival_ns"][request])
-        if request not in promises:
-            promises[request] = Promise(arrival, arrival, [], request=request, exact=True)
-        promises[request].hits.append(key)
+        for request in index.get(keys["request_id"][place], ()):
+            arrival = int(requests["arrival_ns"][request])
+            if request not in promises:
+                promises[request] = Promise(arrival, arrival, [], request=request, exact=True)
+            promises[request].hits.append(key)
     return list(promises.values())
