@@ -29,6 +29,7 @@ MIN_READS = 16
 """Room in the file for that many reads of the largest size."""
 FREE_SHARE = 0.5
 """The file takes at most this share of the free space: other writers must not run out of it."""
+MIN_ROUNDS = 4
 OVERRUN = 2.0
 """A sweep ends after this many times the announced duration, with the repeats it has."""
 SECTOR_BYTES = 512
@@ -87,7 +88,9 @@ class Plan:
             raise KvprobeError(
                 f"read sizes must be multiples of {SECTOR_BYTES} B", "round --sizes up"
             )
-        needed = MIN_READS * max(self.sizes) * (1 if self.direct else max(self.depths))
+        # Buffered, each block is read once: a few rounds of the deepest cell must find room.
+        reads = MIN_READS if self.direct else max(MIN_READS, MIN_ROUNDS * max(self.depths))
+        needed = reads * max(self.sizes)
         if self.file_bytes < needed:
             raise KvprobeError(
                 f"{self.max_bytes} B are too few for reads of {max(self.sizes)} B",
