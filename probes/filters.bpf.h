@@ -70,7 +70,7 @@ inline_always u32 kv_inode_device(u64 inode)
 }
 
 /* Is this directory entry the root directory, below it, or in a file system mounted below it? */
-inline_always int kv_under_root(u64 dentry, u32 device)
+SUBPROGRAM int kv_under_root(u64 dentry, u32 device)
 {
 	u64 parent, inode;
 	int i;

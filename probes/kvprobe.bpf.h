@@ -16,6 +16,8 @@
  *   SYSCALL_ENTER(program, call) { .. SYSCALL_ARG(n) .. }
  *   SYSCALL_EXIT(program, call) { .. SYSCALL_RESULT .. }
  *
+ *   SUBPROGRAM                            a function that core verifies once, not at every use:
+ *                                         numbers in, a number out
  *   READ(structure, field, pointer)       one field of a kernel structure, of its declared type
  *   ADDRESS(structure, field, pointer)    where it is: for embedded structures, strings, arrays
  *   CONTAINER(structure, field, address)  the structure around a field
@@ -31,6 +33,7 @@
  *   CONFIG(name)            a constant that the session sets
  *   SYMBOL(function)        a kernel function's address, 0 where this kernel lacks it
  *   ENUMERATOR(name)        a kernel enumerator's value, 63 where this kernel lacks it
+ *   ARGUMENTS(event)        how many arguments a kernel tracepoint passes, 0 where it is absent
  *
  * A name after three underscores is a flavour: struct request___nvme is struct request.
  */
@@ -60,6 +63,7 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 /* ------------------------------------------------------------------------------------- bcc */
 
 #define KERNEL_STRUCT
+#define SUBPROGRAM inline_always
 
 #define RAW_HOOK(program, event) int program(struct bpf_raw_tracepoint_args *ctx)
 #define ARG(n) (ctx->args[n])
@@ -152,6 +156,7 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 
 #define SEC(name) __attribute__((section(name), used))
 #define KERNEL_STRUCT __attribute__((preserve_access_index))
+#define SUBPROGRAM __attribute__((noinline))
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -260,6 +265,7 @@ struct timespec64 {
 #define CONFIG(name) KV_CONSTANT(config_##name)
 #define SYMBOL(name) KV_CONSTANT(symbol_##name)
 #define ENUMERATOR(name) KV_CONSTANT(enumerator_##name)
+#define ARGUMENTS(event) KV_CONSTANT(arguments_##event)
 #define COUNT(counter, n) kv_count(KV_COUNTER_##counter, n)
 
 /* Without the old value; works everywhere. */

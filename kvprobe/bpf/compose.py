@@ -27,7 +27,7 @@ _MAP = re.compile(r"^(HASH|LRU_HASH|ARRAY|PER_CPU_ARRAY|RING)\(([^()]*)\);$", re
 _FIELD = re.compile(r"\b(?:READ|ADDRESS|CONTAINER|HAS_FIELD)\(\s*(\w+)\s*,\s*(\w+)\s*[,)]")
 _TYPE = re.compile(r"\b(?:TYPE_SIZE|HAS_TYPE)\(\s*(\w+)\s*\)")
 _COUNTER = re.compile(r"\bCOUNT\(\s*(\w+)\s*,")
-_CONSTANT = re.compile(r"\b(CONFIG|SYMBOL|ENUMERATOR)\(\s*(\w+)\s*\)")
+_CONSTANT = re.compile(r"\b(CONFIG|SYMBOL|ENUMERATOR|ARGUMENTS)\(\s*(\w+)\s*\)")
 _HOOK_KINDS = {"RAW_HOOK": "raw", "SYSCALL_ENTER": "sys_enter", "SYSCALL_EXIT": "sys_exit"}
 _MAP_ARGUMENTS = {"HASH": 4, "LRU_HASH": 4, "ARRAY": 3, "PER_CPU_ARRAY": 3, "RING": 1}
 
@@ -64,8 +64,8 @@ class Map:
 class Source:
     """The composed text and what was found in it.
 
-    ``constants`` are pairs (kind, name), kind being ``config``, ``symbol`` or ``enumerator``, in
-    the order of the 64-bit members of the C structure ``kv_constants``.
+    ``constants`` are pairs (kind, name), kind being ``config``, ``symbol``, ``enumerator`` or
+    ``arguments``, in the order of the 64-bit members of the C structure ``kv_constants``.
     """
 
     text: str

@@ -10,6 +10,8 @@ from typing import Any
 from kvprobe.errors import ExitCode, KvprobeError
 
 LIBRARY = "libbpf.so.1"
+_LONGEST_LOG = 1 << 24
+"""The verifier's log is one message, and its last line says what is wrong."""
 
 _POINTER = ctypes.c_void_p
 _TEXT = ctypes.c_char_p
@@ -89,8 +91,8 @@ class Messages:
         library().libbpf_set_print(_PRINT(self._before or 0))
 
     def _take(self, level: int, form: bytes, arguments: int) -> int:
-        if level <= 1:  # warnings and information; the rest is for debugging libbpf itself
-            buffer = ctypes.create_string_buffer(65536)
+        if level == 0:  # warnings; the rest is for debugging libbpf itself
+            buffer = ctypes.create_string_buffer(_LONGEST_LOG)
             self._libc.vsnprintf(buffer, len(buffer), form, arguments)
             self.lines += buffer.value.decode("utf-8", "replace").splitlines()
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +64,17 @@ def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
 
 def addresses(names: Iterable[str]) -> dict[str, int]:
     """Addresses of kernel functions; a name that is absent or hidden from us is left out."""
-    wanted = "|".join(re.escape(name) for name in names)
-    if not wanted:
-        return {}
     try:
         text = KALLSYMS.read_bytes()
     except OSError:
         return {}
-    lines = re.findall(rb"^([0-9a-f]+) [Tt] (" + wanted.encode() + rb")$", text, re.M)
-    return {name.decode(): int(address, 16) for address, name in lines if int(address, 16)}
+    found = {}
+    for name in names:
+        at = text.find(f" {name}\n".encode())
+        line = text[text.rfind(b"\n", 0, at) + 1 : at].split() if at >= 0 else []
+        if line and line[1] in (b"T", b"t") and int(line[0], 16):
+            found[name] = int(line[0], 16)
+    return found
 
 
 def in_initial_pid_namespace() -> bool:

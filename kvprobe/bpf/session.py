@@ -10,6 +10,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import numpy as np
@@ -26,6 +27,7 @@ from kvprobe.bpf.roots import Root, packed_file, packed_prefix, read_root
 from kvprobe.errors import KvprobeError
 from kvprobe.model import Filters, Loss, Missing, ProgramCost, Rows
 
+_DETACHING_THREADS = 32
 _ONE = struct.pack("=I", 1)
 
 
@@ -76,6 +78,7 @@ class Session:
         loader_why: why ``auto`` did not take ``core``; empty where it did.
         attached: probe name -> the events it is attached to.
         missing: what this machine lacks.
+        unresolved: relative paths whose process was gone before they could be placed.
     """
 
     def __init__(self, filters: Filters, root: Root | None, prepared: planning.Prepared) -> None:
@@ -95,7 +98,7 @@ class Session:
         self._links: list[int] = []
         self._rings: dict[str, Ring] = {}
         self._seeds: Rows | None = None
-        self._unresolved = 0
+        self.unresolved = 0
         self._start_ns = 0
         self._losses: dict[str, Loss] = {}
         self._aggregates: Aggregates | None = None
@@ -128,10 +131,8 @@ class Session:
     def losses(self) -> dict[str, Loss]:
         """How complete each kernel table is, by the kernel's own counts; stays after ``close``."""
         for name, ring in self._rings.items():
-            lost = self.counter(f"lost_{name}")
-            if name == schema.LOOKUPS.name:
-                lost += self._unresolved
-            self._losses[name] = Loss(ring.rows, lost, self.counter(f"thinned_{name}"))
+            lost, thinned = self.counter(f"lost_{name}"), self.counter(f"thinned_{name}")
+            self._losses[name] = Loss(ring.rows, lost, thinned)
         return dict(self._losses)
 
     def counter(self, name: str) -> int:
@@ -171,8 +172,9 @@ class Session:
 
     def close(self) -> None:
         """Detach everything and free it; may be called twice."""
-        for link in reversed(self._links):  # the first event of a row goes first
-            os.close(link)
+        # Each detaching waits until no CPU runs the program; the waits overlap in threads.
+        with ThreadPoolExecutor(_DETACHING_THREADS) as threads:
+            list(threads.map(os.close, reversed(self._links)))
         self._links.clear()
         self._meter.stop(time.monotonic_ns())
         self.losses()
@@ -279,7 +281,7 @@ class Session:
             inside = path is not None and (self._root is None or self._root.contains(path))
             if self._root is not None and not inside and not row["inode"]:
                 keep[index] = False
-                self._unresolved += path is None
+                self.unresolved += path is None
         rows["reserved"] = 0
         dropped = int((~keep).sum())
         self._rings[schema.LOOKUPS.name].rows -= dropped
