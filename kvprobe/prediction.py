@@ -36,6 +36,8 @@ CLOSE_TO_BEST = 0.9
 ROUNDS = 60
 MAX_DEPTH = 64
 ALIGNMENT_BYTES = 4096
+SWEPT_FILE_BYTES = 512 << 20
+"""Default size of the file that a sweep reads; it must hold many reads of the largest size."""
 
 
 class Response(NamedTuple):
@@ -344,12 +346,15 @@ def sweep_command(facts: Facts) -> str:
         mode = "--buffered"
     words = [f"kvprobe sweep {where} {mode}"]
     if now is not None:
-        sizes = [now.read_bytes * 2**k for k in range(0, 7, 2)]
-        sizes = [s for s in sizes if s <= max(now.bytes, now.read_bytes)]
+        largest = min(now.bytes / 4, SWEPT_FILE_BYTES / MAX_DEPTH)
+        larger = [now.read_bytes * 4**k for k in range(1, 4)]
+        sizes = [now.read_bytes, *(size for size in larger if size <= largest)]
         words.append("--sizes " + ",".join(map(_size, sizes)))
         deepest = min(MAX_DEPTH, 2 ** math.ceil(math.log2(16 * now.at_once / SAME)))
         depths = [2**k for k in range(deepest.bit_length())]
         words.append("--depths " + ",".join(map(str, depths)))
+        if sizes[-1] * MAX_DEPTH > SWEPT_FILE_BYTES:
+            words.append("--max-bytes " + _size(sizes[-1] * MAX_DEPTH))
     return " ".join(words)
 
 

@@ -34,7 +34,7 @@ def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
         return []
     costs = {
         depth: then.mid
-        for depth in _candidates(facts)
+        for depth in DEPTHS
         if (then := predict_restore(facts, reads_in_flight=depth)) is not None
     }
     depth = smallest_near_best(costs)
@@ -68,13 +68,6 @@ def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
             f"{share(max(-effect.high, -WORTH_IT))} in an A B B A run",
         )
     ]
-
-
-def _candidates(facts: Facts) -> list[int]:
-    """Depths beyond the present one that a mean restore has reads for."""
-    assert facts.restore is not None
-    reads = facts.restore.ops / facts.restore.n
-    return [d for d in DEPTHS if d > facts.restore.effective_depth and d < 2 * reads]
 
 
 def _unit_bytes(facts: Facts) -> int:
