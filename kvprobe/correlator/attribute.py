@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvprobe.correlator import promises
+from kvprobe.correlator import promises, runs
 from kvprobe.correlator.bursts import Promise
 from kvprobe.correlator.identify import KVFiles
 from kvprobe.correlator.ledger import CLASSES
@@ -34,14 +34,6 @@ class Attribution:
     op_request: Ints
     op_class: Ints
     lookup_request: Ints
-
-
-@dataclass
-class _Run:
-    """One thread's reads so far that can all belong to one promise; candidates -> place."""
-
-    ops: list[int]
-    candidates: dict[int, int]
 
 
 def attribute(
@@ -76,7 +68,7 @@ def attribute(
     usable = named + [p for p in found if p.request >= 0 and p.request not in exact]
     transfers = (files.op_key >= 0) & (ops["result"] > 0)
     reads = np.flatnonzero(transfers & (ops["kind"] < OpKind.WRITE))
-    for promise, run in _Runs(usable, requests, ops, files, fan_out).follow(reads):
+    for promise, run in runs.follow(reads, usable, requests, ops, files, fan_out):
         op_request[run] = promise.request
         op_class[run] = EXACT if promise.exact else THREAD
     writes = np.flatnonzero(transfers & (ops["kind"] >= OpKind.WRITE))
@@ -85,70 +77,6 @@ def attribute(
         np.concatenate([reads, writes]), requests, ops, op_request, op_class, unit_tokens
     )
     return Attribution(pairs, op_request, op_class, lookup_request)
-
-
-class _Runs:
-    """Follows each thread's reads in time; a run narrows down which promise it keeps."""
-
-    def __init__(
-        self, usable: list[Promise], requests: Frame, ops: Frame, files: KVFiles, fan_out: int
-    ) -> None:
-        self.usable, self.ops, self.files, self.fan_out = usable, ops, files, fan_out
-        self.deadline = _deadline(requests)
-        start = requests["prefill_start_ns"]
-        self.prefill = np.where(start >= 0, start, self.deadline)
-        self.by_key: dict[int, list[tuple[int, int]]] = {}
-        for p, promise in enumerate(usable):
-            for place, key in enumerate(promise.hits):
-                self.by_key.setdefault(key, []).append((p, place))
-        self.kept: set[tuple[int, int]] = set()
-        self.decided: list[tuple[Promise, list[int]]] = []
-
-    def follow(self, reads: Ints) -> list[tuple[Promise, list[int]]]:
-        """Operations of each run with the promise it keeps."""
-        ops, runs = self.ops, dict[int, _Run]()
-        for op in reads[np.argsort(ops["start_ns"][reads], kind="stable")].tolist():
-            tid = int(ops["tid"][op])
-            fits = self._fits(op)
-            run = runs.get(tid)
-            if run is not None:
-                onward = {p: at for p, at in fits.items() if at > run.candidates.get(p, at)}
-                if onward:
-                    run.ops.append(op)
-                    run.candidates = onward
-                    continue
-                self._close(runs.pop(tid))
-                fits = self._fits(op)
-            if fits:
-                runs[tid] = _Run([op], fits)
-        for run in runs.values():
-            self._close(run)
-        return self.decided
-
-    def _fits(self, op: int) -> dict[int, int]:
-        """Open promises of this key -> place of the key in them."""
-        key, start = int(self.files.op_key[op]), int(self.ops["start_ns"][op])
-        return {
-            p: place
-            for p, place in self.by_key.get(key, ())
-            if self.usable[p].start_ns <= start <= self.deadline[self.usable[p].request]
-            and (p, key) not in self.kept
-        }
-
-    def _close(self, run: _Run) -> None:
-        chosen = min(run.candidates, key=lambda p: self._cost(run, p))
-        self.kept.update((chosen, int(self.files.op_key[op])) for op in run.ops)
-        self.decided.append((self.usable[chosen], run.ops))
-
-    def _cost(self, run: _Run, p: int) -> tuple[int, int, int, int]:
-        """Least kept by others, least read after its prefill began, complete, then the oldest."""
-        promise = self.usable[p]
-        taken = sum((p, int(self.files.op_key[op])) in self.kept for op in run.ops)
-        late = sum(self.ops["end_ns"][op] > self.prefill[promise.request] for op in run.ops)
-        left_over = len(promise.hits) - run.candidates[p] - 1
-        # One of several threads on the same job stops up to that many keys before the end.
-        share = 1 if self.ops["kind"][run.ops[0]] == OpKind.URING_READ else self.fan_out
-        return taken, int(late), left_over // share, promise.start_ns
 
 
 def _follow_misses(
