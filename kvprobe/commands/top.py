@@ -6,8 +6,14 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
-from kvprobe import content
 from kvprobe.commands import Command
+from kvprobe.commands._live import (
+    add_source_options,
+    engine_of,
+    filters_of,
+    open_live,
+    require_root,
+)
 from kvprobe.errors import ExitCode, KvprobeError
 
 if TYPE_CHECKING:
@@ -32,25 +38,40 @@ def configure(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="how far back the screen looks (default: 60)",
     )
+    add_source_options(parser)
 
 
 def run(options: Namespace) -> int:
     """Show the screen until somebody quits it."""
+    if options.speed is not None and options.replay is None:
+        raise KvprobeError("--speed is for a replay", "kvprobe top --replay FILE --speed 4")
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        what = options.replay or "FILE"
+        verb = f"report {options.replay}" if options.replay else "capture -d 30"
         raise KvprobeError(
-            "top needs a terminal, and stdout or stdin is none",
-            f"`kvprobe report {what}` prints the same figures",
+            "top needs a terminal, and here is none",
+            f"`kvprobe {verb}` prints the same figures; `kvprobe report FILE` those of a capture",
         )
-    feed = _replay(options) if options.replay else _live(options)
-    from kvprobe.dashboard.app import Dashboard
-
-    app = Dashboard(feed, _playbook)
+    feed = _live(options) if options.replay is None else _replay(options)
     try:
+        from kvprobe.dashboard.app import Dashboard
+
+        app = Dashboard(feed, _playbook)
         app.run()
     finally:
         feed.close()
     return app.return_code or ExitCode.OK
+
+
+def _live(options: Namespace) -> Feed:
+    from kvprobe import document
+    from kvprobe.dashboard.feed import LiveFeed
+
+    require_root("top")
+    engine_name, signal = engine_of(options)
+    budget = None if options.budget is None else options.budget / 100
+    print("kvprobe: attaching ...", file=sys.stderr)
+    source, manifest = open_live(filters_of(options), options.loader, engine_name, signal, budget)
+    return LiveFeed(source, manifest, options.window, document.build)
 
 
 def _replay(options: Namespace) -> Feed:
@@ -59,12 +80,16 @@ def _replay(options: Namespace) -> Feed:
     from kvprobe.dashboard.feed import ReplayFeed
 
     capture = open_capture(options.replay)
+    for name in ("requests", "ops", "block"):  # a damaged table is told before the screen opens
+        capture.frame(name)
     return ReplayFeed(
         capture, capture.manifest, options.window, document.build, options.speed or 1.0
     )
 
 
 def _playbook(slug: str) -> str | None:
+    from kvprobe import content
+
     try:
         return content.playbook(slug)
     except KvprobeError:
@@ -79,3 +104,6 @@ def _positive(text: str) -> float:
     if not 0 < value < 1e6:
         raise ArgumentTypeError(f"{text!r} is not a positive number")
     return value
+
+
+COMMAND = Command("top", "the live screen, of this machine or of a capture", configure, run)

@@ -19,7 +19,7 @@ VERDICTS = {
     "recompute_won": ("compute won", "green"),
     "recompute_lost": ("compute lost", "red"),
 }
-MOST_ROWS = 200
+MOST_ROWS = 100
 """Rows that the table holds; the newest, or the first in the chosen order."""
 
 Row = Mapping[str, Any]
