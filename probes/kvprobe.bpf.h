@@ -18,6 +18,7 @@
  *
  *   SUBPROGRAM                            a function that core verifies once, not at every use:
  *                                         numbers in, a number out
+ *   PER_LOADER(core, bcc)                 one of two numbers; bcc's loops must be shorter
  *   READ(structure, field, pointer)       one field of a kernel structure, of its declared type
  *   ADDRESS(structure, field, pointer)    where it is: for embedded structures, strings, arrays
  *   CONTAINER(structure, field, address)  the structure around a field
@@ -64,6 +65,7 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 
 #define KERNEL_STRUCT
 #define SUBPROGRAM inline_always
+#define PER_LOADER(core, bcc) bcc
 
 #define RAW_HOOK(program, event) int program(struct bpf_raw_tracepoint_args *ctx)
 #define ARG(n) (ctx->args[n])
@@ -157,6 +159,7 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 #define SEC(name) __attribute__((section(name), used))
 #define KERNEL_STRUCT __attribute__((preserve_access_index))
 #define SUBPROGRAM __attribute__((noinline))
+#define PER_LOADER(core, bcc) core
 
 char LICENSE[] SEC("license") = "GPL";
 

@@ -45,7 +45,8 @@ enum {
 	OPS_SLOTS = 65536,
 	OPS_SPILLED = 8192,
 	OPS_SEGMENTS = 128, /* of a vector whose bytes are added up */
-	OPS_BATCH = 64,	    /* of one io_submit or io_getevents */
+	OPS_LIBAIO_SEGMENTS = 8,
+	OPS_BATCH = PER_LOADER(128, 32), /* of one io_submit or io_getevents */
 	OPS_IOCB_BYTES = 64,
 	OPS_EVENT_BYTES = 32,
 };
@@ -217,13 +218,13 @@ inline_always u32 ops_clamp(u64 bytes)
 }
 
 /* Bytes of a vector of segments: struct iovec is an address and a length. */
-SUBPROGRAM u32 ops_vector_bytes(u64 vector, u64 count)
+SUBPROGRAM u32 ops_vector_bytes(u64 vector, u64 count, u64 most)
 {
 	u64 sum = 0;
 	int i;
 
 	for (i = 0; i < OPS_SEGMENTS; i++) {
-		if (i >= count)
+		if (i >= count || i >= most)
 			break;
 		sum += READ_USER(u64, vector + 16 * i + 8);
 	}
@@ -289,7 +290,7 @@ inline_always int ops_enter(u32 kind, u32 descriptor, u64 bytes, u64 vector, u64
 		.offset = offset == OPS_AT_POSITION ? found.position : offset,
 		.tid = id,
 		.tgid = id >> 32,
-		.requested = vector ? ops_vector_bytes(vector, bytes) : ops_clamp(bytes),
+		.requested = vector ? ops_vector_bytes(vector, bytes, OPS_SEGMENTS) : ops_clamp(bytes),
 		.device = found.device,
 		.kind = kind,
 		.direct = found.direct,
@@ -469,7 +470,7 @@ inline_always int ops_uring_submit(u64 request)
 		begun.requested = READ(io_rw, len, request);
 		if (vector)
 			begun.requested = ops_vector_bytes(READ(io_rw, addr, request),
-							   begun.requested);
+							   begun.requested, OPS_SEGMENTS);
 	}
 	ops_request_begin(&begun);
 	return 0;
@@ -570,7 +571,7 @@ SUBPROGRAM int ops_libaio_begin(u64 pointer, u64 id, u64 now)
 	file = kv_file_of(iocb.descriptor);
 	if (!file || !ops_examine(file, begun.kind, &found))
 		return 0;
-	begun.requested = vector ? ops_vector_bytes(iocb.buffer, iocb.bytes)
+	begun.requested = vector ? ops_vector_bytes(iocb.buffer, iocb.bytes, OPS_LIBAIO_SEGMENTS)
 				 : ops_clamp(iocb.bytes);
 	begun.inode = found.inode;
 	begun.device = found.device;
@@ -607,7 +608,7 @@ SYSCALL_ENTER(ops_io_submit_enter, io_submit)
 		ops_libaio_begin(READ_USER(u64, array + 8 * i), id, now);
 	}
 	if (count > OPS_BATCH)
-		COUNT(ops_batch_cut, count - OPS_BATCH);
+		COUNT(lost_ops, count - OPS_BATCH);
 	return 0;
 }
 
