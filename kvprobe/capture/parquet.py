@@ -11,11 +11,10 @@ from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from kvprobe.capture.frames import empty_frame, text_column, unknown_column
+from kvprobe.capture.frames import empty_frame, frame_length, text_column, unknown_column
 from kvprobe.model import Frame
 from kvprobe.schema import UNKNOWN, Column, Table
 
@@ -84,11 +83,13 @@ class TableWriter:
 
     def write(self, frame: Frame) -> None:
         """Append the rows of a frame."""
-        arrays = [_to_arrow(self._table, c, frame[c.name]) for c in self._columns]
-        self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self.rows += len(arrays[0])
-        if sum(batch.num_rows for batch in self._waiting) >= _BATCH_ROWS:
-            self._flush()
+        for first in range(0, frame_length(frame), _BATCH_ROWS):
+            part = {name: values[first : first + _BATCH_ROWS] for name, values in frame.items()}
+            arrays = [_to_arrow(self._table, c, part[c.name]) for c in self._columns]
+            self._waiting.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            self.rows += len(arrays[0])
+            if sum(batch.num_rows for batch in self._waiting) >= _BATCH_ROWS:
+                self._flush()
 
     def close(self) -> None:
         """Write what waits, and the footer."""
@@ -102,14 +103,24 @@ class TableWriter:
 
 
 def _to_arrow(table: Table, column: Column, values: NDArray[Any]) -> pa.Array[Any]:
+    """An Arrow array from buffers: ``pa.array`` would import pandas where that is installed."""
     kind = arrow_type(column)
     if values.dtype == object:
-        return pa.array(values, type=kind)
-    if values.dtype.kind == "f":
-        return pa.array(values, type=kind, mask=np.isnan(values))
-    # Only where unknown is possible is -1 unknown: in ``result`` it is an errno.
-    mask = values == UNKNOWN if nullable(table, column) else None
-    return pa.array(values.astype(column.dtype), type=kind, mask=mask)
+        known = np.array([value is not None for value in values], dtype=bool)
+        encoded = [b"" if value is None else value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+        content = [pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(encoded))]
+    elif values.dtype.kind == "f":
+        known = ~np.isnan(values)
+        content = [pa.py_buffer(values.tobytes())]
+    else:
+        # Only where unknown is possible is -1 unknown: in ``result`` it is an errno.
+        known = values != UNKNOWN if nullable(table, column) else np.ones(len(values), dtype=bool)
+        content = [pa.py_buffer(values.astype(column.dtype).tobytes())]
+    validity = (
+        None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little").tobytes())
+    )
+    return pa.Array.from_buffers(kind, len(values), [validity, *content])
 
 
 # ---------------------------------------------------------------- reading
@@ -174,24 +185,35 @@ def _check_size(metadata: pq.FileMetaData, stored_bytes: int) -> None:
 
 
 def _from_arrow(column: Column, values: pa.Array[Any]) -> tuple[NDArray[Any], int]:
+    """A frame's column, and how many values int64 cannot hold; read from the Arrow buffers."""
+    validity, *content = values.buffers()
+    known = np.ones(len(values), dtype=bool)
+    if validity is not None:
+        bits = np.unpackbits(np.frombuffer(memoryview(validity), np.uint8), bitorder="little")
+        known = bits[values.offset : values.offset + len(values)].astype(bool)
     if column.dtype[0] in "SO":
-        return _text_from_arrow(values), 0
+        return _text_from_arrow(values.offset, known, *content), 0
+    raw = np.frombuffer(memoryview(content[0] or b""), column.dtype)
+    raw = raw[values.offset : values.offset + len(values)]
     if column.dtype[0] == "f":
-        return np.asarray(values.fill_null(np.nan).to_numpy(zero_copy_only=False)), 0
-    raw = values.fill_null(0).to_numpy(zero_copy_only=False)
+        return np.where(known, raw, np.nan), 0
     result = raw.astype(np.int64)
-    if values.null_count:
-        result[values.is_null().to_numpy(zero_copy_only=False)] = UNKNOWN
+    result[~known] = UNKNOWN
     if column.dtype != "u8":
         return result, 0
-    beyond = raw > np.iinfo(np.int64).max
+    beyond = known & (raw > np.iinfo(np.int64).max)
     result[beyond] = UNKNOWN
     return result, int(np.count_nonzero(beyond))
 
 
-def _text_from_arrow(values: pa.Array[Any]) -> NDArray[Any]:
-    """Text by its distinct values; a null is None."""
-    encoded: Any = pc.dictionary_encode(values.cast(pa.binary()))
-    distinct = text_column([*encoded.dictionary.to_pylist(), None])
-    codes = encoded.indices.fill_null(len(distinct) - 1).to_numpy(zero_copy_only=False)
-    return np.asarray(distinct[codes], dtype=object)
+def _text_from_arrow(
+    offset: int, known: NDArray[np.bool_], ends: pa.Buffer | None, text: pa.Buffer | None
+) -> NDArray[Any]:
+    places = np.frombuffer(memoryview(ends or bytes(4)), np.int32)[
+        offset : offset + len(known) + 1
+    ].tolist()
+    data = b"" if text is None else text.to_pybytes()
+    return text_column(
+        data[start:end] if there else None
+        for start, end, there in zip(places, places[1:], known.tolist(), strict=False)
+    )

@@ -155,6 +155,8 @@ def pack(
         tables = {n: redactor.frames(n, f, chosen) for n, f in tables.items()}
         chosen = redactor.manifest(chosen)
     total = sum(rows.values())
+    if progress is not None:
+        progress(0, total)
     temporary = part / _ARCHIVE
     temporary.unlink(missing_ok=True)
     try:
@@ -217,7 +219,9 @@ def _sync_folder(folder: Path) -> None:
 def _make_folder(out: Path, part: Path, force: bool) -> int:
     """Make ``part`` and lock it; returns the lock's descriptor."""
     if not out.parent.is_dir():
-        raise KvprobeError(f"no folder {out.parent} for the capture file")
+        raise KvprobeError(
+            f"no folder {out.parent} for the capture file", "make it, or name another"
+        )
     if out.is_dir():
         raise KvprobeError(f"{out} is a folder", "name a file, such as node1.kvcap")
     if out.exists() and not force:

@@ -27,9 +27,15 @@ class Progress(Protocol):
         ...
 
 
-def progress_of(seconds: float | None, stream: TextIO = sys.stderr) -> Progress:
-    """A display for a recording of ``seconds`` (None: until something else ends it)."""
-    return Bar(seconds, stream) if stream.isatty() else Lines(seconds, stream)
+def progress_of(seconds: float | None, shared: bool = False) -> Progress:
+    """A display on stderr.
+
+    Args:
+        seconds: how long the recording takes; None: until something else ends it.
+        shared: whether another process writes to the same terminal, so that nothing may be drawn.
+    """
+    draw = sys.stderr.isatty() and not shared
+    return Bar(seconds, sys.stderr) if draw else Lines(seconds, sys.stderr)
 
 
 def status_line(facts: Manifest) -> str:

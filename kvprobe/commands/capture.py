@@ -139,7 +139,7 @@ def _record(
         recorder.discard()
         raise
     with _Interrupt() as interrupt:
-        progress = progress_of(options.duration)
+        progress = progress_of(options.duration, shared=child is not None)
         try:
             if child is not None:
                 child.release()
