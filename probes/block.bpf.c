@@ -80,6 +80,7 @@ enum {
 	KV_LATENCIES = 121,
 	KV_NO_QUEUE = 0xffffffff,
 	KV_PAGE_SHIFT = 12,
+	KV_WORKER_KIND = sizeof("kworker/") - 1, /* then u, or the number of its CPU */
 };
 
 /* BlockMethod in kvprobe/schema.py */
@@ -98,7 +99,8 @@ struct kv_request {
 	u32 queue;  /* of this request, or KV_NO_QUEUE */
 	u32 bytes;  /* completed so far */
 	u32 submitter;
-	u32 unused[3];
+	u32 by_worker; /* submitted by a worker of a CPU, as blk-throttle does when it lets go */
+	u32 unused[2];
 };
 
 struct kv_depth {
@@ -122,6 +124,7 @@ struct kv_owner {
 	u64 dentry;
 	u32 device;
 	u32 method;
+	u32 throttled; /* a throttling rule covered the bio */
 };
 
 ARRAY(block_slots, struct kv_request, KV_SLOTS);
@@ -300,6 +303,13 @@ inline_always void block_page_owner(u64 bio, struct kv_owner *owner)
 		owner->dentry = kv_inode_dentry(inode);
 }
 
+inline_always bool block_is_throttled(u64 bio)
+{
+	u64 flags = READ(bio, bi_flags, bio);
+
+	return (flags >> ENUMERATOR(BIO_BPS_THROTTLED) | flags >> ENUMERATOR(BIO_THROTTLED)) & 1;
+}
+
 /* File of a direct operation and where that operation starts. A split bio points to its whole. */
 inline_always void block_owner(u64 bio, struct kv_owner *owner)
 {
@@ -310,6 +320,7 @@ inline_always void block_owner(u64 bio, struct kv_owner *owner)
 		whole = (u64)READ(bio, bi_private, whole);
 		end = (u64)READ(bio, bi_end_io, whole);
 	}
+	owner->throttled = block_is_throttled(bio) || (whole != bio && block_is_throttled(whole));
 	if (end && end == SYMBOL(iomap_dio_bio_end_io)) {
 		iocb = (u64)READ(iomap_dio, iocb, READ(bio, bi_private, whole));
 		owner->method = KV_METHOD_DIRECT;
@@ -368,6 +379,8 @@ inline_always void block_abandon(struct kv_request *slot)
 RAW_HOOK(block_start, block_io_start)
 {
 	u64 request = ARG(0), id = bpf_get_current_pid_tgid(), now;
+	u64 task = bpf_get_current_task();
+	u32 flags = READ(task_struct, flags, task);
 	u32 device = block_device_of(request), index = block_slot_index(request), op;
 	struct kv_request *slot, spilled = {.queues = KV_NO_QUEUE};
 	bool spill = 0;
@@ -396,7 +409,9 @@ RAW_HOOK(block_start, block_io_start)
 	slot->tgid = id >> 32;
 	slot->tid = id;
 	slot->bytes = 0;
-	slot->submitter = kv_submitter(id >> 32);
+	slot->submitter = kv_submitter(id >> 32, flags);
+	slot->by_worker = flags & PF_WQ_WORKER &&
+			  READ_AT(char, ADDRESS(task_struct, comm, task) + KV_WORKER_KIND) != 'u';
 	if (slot->queue != KV_NO_QUEUE)
 		block_depth_change(slot->queue, now, 1);
 	if (unlikely_true(spill))
@@ -418,14 +433,12 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 {
 	u64 bio = (u64)READ(request, bio, request);
 	u64 queue = (u64)READ(request, mq_hctx, request);
-	u32 flags = READ(request, cmd_flags, request), held = 0;
+	u32 flags = READ(request, cmd_flags, request);
 	struct kv_owner owner = {.offset = ~0ULL};
 	struct kv_block *row;
 
-	if (bio) {
+	if (bio)
 		block_owner(bio, &owner);
-		held = (READ(bio, bi_flags, bio) >> ENUMERATOR(BIO_BPS_THROTTLED)) & 1;
-	}
 	if (!block_is_wanted(slot, &owner))
 		return;
 	if (block_is_thinned()) {
@@ -451,7 +464,7 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 	row->op = flags;
 	row->method = owner.method;
 	row->status = status;
-	row->held = held;
+	row->held = owner.throttled && slot->by_worker;
 	SUBMIT(block, row);
 }
 

@@ -42,12 +42,11 @@ inline_always int kv_is_target(u32 tgid)
 }
 
 /* Kernel threads submit for others (write-back, throttled I/O): the file decides, later. */
-inline_always u32 kv_submitter(u32 tgid)
+inline_always u32 kv_submitter(u32 tgid, u32 task_flags)
 {
 	if (kv_is_target(tgid))
 		return KV_TARGET;
-	if (CONFIG(filter_tgids) &&
-	    READ(task_struct, flags, bpf_get_current_task()) & PF_KTHREAD)
+	if (CONFIG(filter_tgids) && task_flags & PF_KTHREAD)
 		return KV_KERNEL_THREAD;
 	return KV_STRANGER;
 }

@@ -72,6 +72,7 @@ struct task_struct {
 	u32 flags;
 	int pid;
 	int tgid;
+	char comm[16];
 	struct files_struct *files;
 	struct fs_struct *fs;
 	struct signal_struct *signal;
@@ -85,5 +86,6 @@ struct kiocb {
 #define S_IFMT 0170000
 #define S_IFREG 0100000
 #define S_IFBLK 0060000
+#define PF_WQ_WORKER 0x00000020
 #define PF_KTHREAD 0x00200000
 #define O_APPEND 02000
