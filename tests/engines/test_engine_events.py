@@ -162,6 +162,13 @@ def test_bad_counts_and_facts_are_unknown_not_zero(tmp_path: Path) -> None:
     assert (engine.unit_tokens, engine.unit_bytes, engine.direct, engine.model) == (None,) * 4
 
 
+def test_the_first_of_two_equal_events_counts(tmp_path: Path) -> None:
+    twice = life("a", 9_000_001)[:3]
+    polled, _ = read(tmp_path, text(*life("a")[:3], *twice, *life("a")[3:]))
+    assert list(polled.requests) == [row_of("a")]
+    assert (polled.understood, polled.ignored) == (6, 3)
+
+
 def test_keys_become_rows_once(tmp_path: Path) -> None:
     keys = {"event": "keys", "id": 17, "keys": ["aa", "bb", "cc"]}
     polled, _ = read(tmp_path, text(keys, keys))

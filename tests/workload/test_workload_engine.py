@@ -174,13 +174,14 @@ def test_device_cache_answers_before_storage(run: Run) -> None:
 
 
 def test_modelled_prefill_takes_what_the_formula_says(run: Run) -> None:
-    cost = PrefillCost.parse("3,20,1.5")
+    cost = PrefillCost.parse("1,2,300")
+    assert cost.ns(7, 11) == 1_000_000 + 2_000 * 7 + 300 * 7 * (11 + 3.5)
     ran = run(cost=cost)
     over = []
     for row in ran.requests.values():
         new = row["computed_tokens"]
         context = row["prompt_tokens"] - new
-        seconds = 3e-3 + 20e-6 * new + 1.5e-9 * new * (context + new / 2)
+        seconds = 1e-3 + 2e-6 * new + 300e-9 * new * (context + new / 2)
         took_ns = row["prefill_end_ns"] - row["prefill_start_ns"]
         assert took_ns >= seconds * 1e9 - 1000
         over.append(took_ns - seconds * 1e9)

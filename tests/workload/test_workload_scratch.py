@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvprobe.errors import KvprobeError
 from kvprobe.workload import scratch, throttle
-from kvprobe.workload.scratch import PREFIX, reclaim, scratch_filesystem
+from kvprobe.workload.scratch import PREFIX, Scratch, reclaim, scratch_filesystem
 from kvprobe.workload.throttle import Limits, find_controller, set_limits
 
 HOLD = """
@@ -122,38 +123,64 @@ def test_without_a_device_a_folder(
     assert not [path for path in backing if path.startswith(str(tmp_path))]
 
 
+READER = """
+import os, mmap, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+block = mmap.mmap(-1, 1 << 18)
+sys.stdin.readline()
+start = time.monotonic()
+total = sum(os.preadv(fd, [block], at << 18) for at in range(int(sys.argv[2])))
+print(total, time.monotonic() - start)
+"""
+
+
+@pytest.fixture
+def readers(tmp_path: Path) -> Iterator[Callable[[str, int], subprocess.Popen[str]]]:
+    """Starts readers in a control group of their own; they read when told to."""
+    home = find_controller()[0] / f"kvprobe-test-home-{os.getpid()}"
+    home.mkdir()
+    children = []
+
+    def start_reader(path: str, blocks: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", READER, path, str(blocks)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        (home / "cgroup.procs").write_text(str(child.pid))
+        return child
+
+    yield start_reader
+    for child in children:
+        child.kill()
+        child.communicate()
+    home.rmdir()
+
+
+def group_of(child: subprocess.Popen[str]) -> str:
+    return Path(f"/proc/{child.pid}/cgroup").read_text()
+
+
 @pytest.mark.root
-def test_a_rate_limit_holds_and_is_lifted(tmp_path: Path) -> None:
+def test_a_rate_limit_holds_and_is_lifted(
+    device: Scratch, readers: Callable[[str, int], subprocess.Popen[str]]
+) -> None:
     rate = 7 << 20
-    reader = (
-        "import os, mmap, sys, time\n"
-        "fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)\n"
-        "block = mmap.mmap(-1, 1 << 18)\n"
-        "sys.stdin.readline()\n"
-        "start = time.monotonic()\n"
-        "n = sum(os.preadv(fd, [block], at << 18) for at in range(int(sys.argv[2])))\n"
-        "print(n, time.monotonic() - start)\n"
-    )
-    with scratch_filesystem(64 << 20, str(tmp_path)) as made:
-        assert made.device is not None
-        path = Path(made.root, "file")
-        path.write_bytes(os.urandom(16 << 20))
-        os.sync()
-        command = [sys.executable, "-c", reader, str(path)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        child = subprocess.Popen([*command, "37"], **pipes)  # type: ignore[call-overload]
-        before = Path(f"/proc/{child.pid}/cgroup").read_text()
-        with throttle.throttle(made.device, Limits(read_bytes_per_s=rate), [child.pid]) as group:
-            assert Path(f"/proc/{child.pid}/cgroup").read_text() != before
-            read, seconds = child.communicate("go\n")[0].split()
-            assert int(read) == 37 << 18
-            assert 0.9 < int(read) / float(seconds) / rate < 1.1
-            other = subprocess.Popen([*command, "1"], **pipes)  # type: ignore[call-overload]
-            group.add(other.pid)
-            folder = group._folder
-        assert Path(f"/proc/{other.pid}/cgroup").read_text() == before, "given back"
-        assert not folder.exists()
-        other.communicate("go\n")
+    path = Path(device.root, "limited")
+    path.write_bytes(os.urandom(16 << 20))
+    os.sync()
+    limited, other = readers(str(path), 37), readers(str(path), 1)
+    home = group_of(limited)
+    assert device.device is not None
+    with throttle.throttle(device.device, Limits(read_bytes_per_s=rate), [limited.pid]) as group:
+        assert group_of(limited) != home
+        read, seconds = limited.communicate("go\n")[0].split()
+        assert int(read) == 37 << 18
+        assert 0.9 < int(read) / float(seconds) / rate < 1.1
+        group.add(other.pid)
+        assert group_of(other) != home
+        folder = group._folder
+    assert group_of(other) == home, "given back"
+    assert not folder.exists()
+    path.unlink()
 
 
 @pytest.mark.root

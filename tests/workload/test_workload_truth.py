@@ -151,6 +151,10 @@ def test_rows_are_well_formed(run: Run) -> None:
         assert (row["id"] is None) == (row["phase"] == "warm" or row["why"] == "evict")
         if row["kind"] in ("read", "write"):
             assert row["requested"] == row["result"] == UNIT
+    renames = Counter(row["phase"] for row in ran.truth if row["kind"] == "rename")
+    chunks = ran.summary["chunks"]
+    assert renames == {"warm": chunks["warmed"], "run": chunks["stored"]}
+    assert chunks["kept"] == chunks["warmed"] + chunks["stored"]
     lookups = ran.during("lookup", why="lookup")
     assert {row["result"] for row in lookups} == {0, -2}
     assert len({row["tid"] for row in lookups}) == 1, "one look-up thread"
