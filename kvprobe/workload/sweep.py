@@ -13,10 +13,11 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import fmean, variance
 
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import ServiceCell
@@ -25,6 +26,7 @@ from kvprobe.workload import fio
 
 MIN_REPEATS = 2
 """One repeat has no spread, so no interval."""
+PRIOR_REPEATS = 4
 MIN_READS = 16
 """Room in the file for that many reads of the largest size."""
 FREE_SHARE = 0.5
@@ -140,9 +142,7 @@ def run_sweep(folder: str, plan: Plan, progress: Progress = lambda *_: None) -> 
         repeats=complete,
         fio_version=fio_version,
         deep_engine=engine,
-        cells=tuple(
-            _cell(size, depth, plan.direct, rates[size, depth]) for size, depth in plan.cells
-        ),
+        cells=tuple(_cells(plan, rates)),
     )
 
 
@@ -174,17 +174,27 @@ def _repeat_all(
     return rates
 
 
-def _cell(size: int, depth: int, direct: bool, rates: Sequence[float]) -> ServiceCell:
-    """Geometric mean of the repeats with its 90 % t interval on logarithms."""
+def _cells(plan: Plan, rates: Mapping[tuple[int, int], Sequence[float]]) -> list[ServiceCell]:
+    """Geometric means of the repeats with 90 % t intervals on logarithms.
+
+    Two or three repeats say little about their own spread, but all cells share one machine: each
+    variance is drawn towards the mean variance of all, which counts as ``PRIOR_REPEATS`` further
+    repeats (moderated t; Smyth 2004, Stat. Appl. Genet. Mol. Biol. 3(1):3).
+    """
     from scipy.special import stdtrit
 
-    logs = [math.log(rate) for rate in rates]
-    n = len(logs)
-    mid = sum(logs) / n
-    spread = math.sqrt(sum((x - mid) ** 2 for x in logs) / (n - 1) / n)
-    half = float(stdtrit(n - 1, 0.95)) * spread
-    low, middle, high = (math.exp(x) for x in (mid - half, mid, mid + half))
-    return ServiceCell(size, depth, direct, middle, low, high, n, "sweep")
+    logs = {cell: [math.log(rate) for rate in found] for cell, found in rates.items()}
+    own = {cell: variance(values) for cell, values in logs.items()}
+    common = fmean(own.values())
+    cells = []
+    for (size, depth), values in logs.items():
+        n, mid = len(values), fmean(values)
+        freedom = n - 1 + PRIOR_REPEATS
+        moderated = ((n - 1) * own[size, depth] + PRIOR_REPEATS * common) / freedom
+        half = float(stdtrit(freedom, 0.95)) * math.sqrt(moderated / n)
+        low, middle, high = (math.exp(x) for x in (mid - half, mid, mid + half))
+        cells.append(ServiceCell(size, depth, plan.direct, middle, low, high, n, "sweep"))
+    return cells
 
 
 def _deep_engine(path: str, plan: Plan) -> str:

@@ -50,9 +50,9 @@ def known_rates(monkeypatch: pytest.MonkeyPatch) -> list[fio.Job]:
 
 
 def test_cells_are_means_of_interleaved_repeats(tmp_path: Path, known_rates: list[fio.Job]) -> None:
-    """Rates times 1, 2, 4: geometric mean 2, t interval of ln 2 / sqrt 3 with 2 degrees."""
+    """Rates times 1, 2, 4: geometric mean 2, t interval of ln 2 / sqrt 3 with 2 + 4 degrees."""
     found = run_sweep(str(tmp_path), replace(QUICK, repeats=3))
-    half = 2.919986 * math.log(2) / math.sqrt(3)
+    half = 1.943180 * math.log(2) / math.sqrt(3)
     assert [(c.size_bytes, c.depth) for c in found.cells] == QUICK.cells
     for cell in found.cells:
         rate = 2 * cell.depth * cell.size_bytes / (100e-6 + cell.size_bytes / 1e9)
@@ -65,6 +65,16 @@ def test_cells_are_means_of_interleaved_repeats(tmp_path: Path, known_rates: lis
     assert all(sorted(order) == sorted(QUICK.cells) for order in orders)
     assert len(set(map(tuple, orders))) > 1
     assert all((j.engine == "psync") == (j.depth == 1) for j in runs)
+
+
+def test_a_cell_borrows_spread_from_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variances ln(2)^2 / 2 and 0 with one degree; 1 : 4 towards their mean; t of 5 degrees."""
+    monkeypatch.setattr(fio, "measure", lambda job: 1e6 * (job.depth if job.seed else 1))
+    found = run_sweep(str(tmp_path), replace(QUICK, sizes=(MIB,), depths=(1, 2)))
+    wide = math.log(2) ** 2 / 2
+    for cell, own in zip(found.cells, (0.0, wide), strict=True):
+        half = 2.015048 * math.sqrt((own + 4 * wide / 2) / 5 / 2)
+        assert cell.high_bytes_per_s / cell.bytes_per_s == pytest.approx(math.exp(half), rel=1e-5)
 
 
 @pytest.fixture
