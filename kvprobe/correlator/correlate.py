@@ -142,19 +142,13 @@ class _Join:
 def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None) -> Account:
     """One request's account, before the routes are compared."""
     activity = join.activity(request)
-    arrival = join.known("arrival_ns", request)
-    first_token = join.known("first_token_ns", request)
-    prefill_start = join.known("prefill_start_ns", request)
+    arrival, prefill_start, prefill_end, first_token = (
+        int(join.requests[name][request])
+        for name in ("arrival_ns", "prefill_start_ns", "prefill_end_ns", "first_token_ns")
+    )
     cut = None
-    if arrival is not None and first_token is not None and first_token >= arrival:
-        cut = spans.cut_ttft(
-            arrival,
-            -1 if prefill_start is None else prefill_start,
-            int(join.requests["prefill_end_ns"][request]),
-            first_token,
-            activity,
-        )
-    limit = prefill_start if prefill_start is not None else first_token
+    if 0 <= arrival <= first_token:
+        cut = spans.cut_ttft(arrival, prefill_start, prefill_end, first_token, activity)
     reads = len(activity.read_start_ns) > 0
     first_read = int(activity.read_start_ns.min()) if reads else None
     looked = join.lookups_of[request]
@@ -162,15 +156,15 @@ def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None)
     found = len(np.unique(files.lookup_key[hits]))
     return Account(
         id=str(join.requests["id"][request]),
-        arrival_ns=int(join.requests["arrival_ns"][request]),
-        ttft_ns=first_token - arrival if cut and first_token and arrival is not None else None,
+        arrival_ns=arrival,
+        ttft_ns=first_token - arrival if cut else None,
         prompt_tokens=join.known("prompt_tokens", request),
         device_hit_tokens=join.known("device_hit_tokens", request),
         storage_hit_tokens=join.known("storage_hit_tokens", request),
         computed_tokens=join.known("computed_tokens", request),
         stored_tokens=found * unit_tokens if unit_tokens and len(looked) else None,
         spans=cut,
-        restore=spans.cut_restore(activity, arrival or 0, -1 if limit is None else limit),
+        restore=spans.cut_restore(activity, arrival, prefill_start, first_token),
         recompute_ns=None,
         restore_estimate_ns=None,
         verdict=Verdict.UNKNOWN,
@@ -178,8 +172,8 @@ def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None)
         attribution=_attribution(join, request),
         first_read_ns=first_read,
         scheduled_ns=join.known("scheduled_ns", request),
-        prefill_start_ns=prefill_start,
-        device_before_read_ns=_idle_before(join, arrival, first_read),
+        prefill_start_ns=join.known("prefill_start_ns", request),
+        device_before_read_ns=_idle_before(join, join.known("arrival_ns", request), first_read),
     )
 
 

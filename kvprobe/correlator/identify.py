@@ -36,44 +36,52 @@ def identify(lookups: Frame, ops: Frame) -> KVFiles:
         lookups: frame of the ``lookups`` table with ``kv_key`` and ``kv_temporary``.
         ops: frame of the ``ops`` table.
     """
-    path_code, count = _codes(lookups["path"])
-    key_of_row, _ = _codes(lookups["kv_key"])
-    code_key = np.full(count + 1, -1, np.int64)  # the spare last slot answers code -1
-    code_key[path_code] = key_of_row
-    code_key[-1] = -1
-    temporary = np.zeros(count + 1, bool)
-    temporary[path_code] = lookups["kv_temporary"] == 1
-    for old, new in _renames(lookups, path_code):
-        if code_key[old] < 0 <= code_key[new]:
-            code_key[old] = code_key[new]
-        temporary[old] = True
+    path_code = _codes(lookups["path"])
+    key_of_row = _codes(lookups["kv_key"])
+    temporary = lookups["kv_temporary"] == 1
+    for row, key in _names_to_be(lookups, path_code, key_of_row):
+        key_of_row[row], temporary[row] = key, True
+    named = _open_of_ops(lookups, ops)
     return KVFiles(
         keys=tuple(dict.fromkeys(key for key in lookups["kv_key"] if key is not None)),
-        lookup_key=code_key[path_code],
-        lookup_temporary=temporary[path_code],
-        op_key=code_key[_path_of_ops(lookups, path_code, ops)],
+        lookup_key=key_of_row,
+        lookup_temporary=temporary,
+        op_key=np.append(key_of_row, -1)[named],
     )
 
 
-def _codes(values: NDArray[np.object_]) -> tuple[Ints, int]:
+def _codes(values: NDArray[np.object_]) -> Ints:
     """Dictionary encoding in order of first appearance; None is code -1."""
     codes: dict[str, int] = {}
     encoded = (-1 if v is None else codes.setdefault(v, len(codes)) for v in values)
-    return np.fromiter(encoded, np.int64, len(values)), len(codes)
+    return np.fromiter(encoded, np.int64, len(values))
 
 
-def _renames(lookups: Frame, path_code: Ints) -> list[tuple[int, int]]:
-    """Path codes (old, new) of renames that succeeded: two rows of one thread, equal times."""
-    done = lookups["result"] >= 0
-    new = np.flatnonzero((lookups["kind"] == LookupKind.RENAME_TO) & done)
-    old = np.flatnonzero((lookups["kind"] == LookupKind.RENAME_FROM) & done)
+def _names_to_be(lookups: Frame, path_code: Ints, key: Ints) -> list[tuple[int, int]]:
+    """Rows of names without a key that were renamed to one with a key: (row, key).
+
+    A rename is two rows of one thread with equal times. An engine may use one temporary name for
+    file after file: the rename that follows tells what it was used for.
+    """
+    done = (lookups["result"] >= 0) & (path_code >= 0)
     call = list(zip(lookups["tid"].tolist(), lookups["end_ns"].tolist(), strict=True))
-    target = {call[i]: int(path_code[i]) for i in new}
-    return [(int(path_code[i]), target[call[i]]) for i in old if call[i] in target]
+    new = np.flatnonzero(done & (lookups["kind"] == LookupKind.RENAME_TO) & (key >= 0))
+    target = {call[i]: int(key[i]) for i in new.tolist()}
+    old = np.flatnonzero(done & (lookups["kind"] == LookupKind.RENAME_FROM) & (key < 0))
+    old = np.array([i for i in old.tolist() if call[i] in target], np.int64)
+    wanted = np.flatnonzero((key < 0) & np.isin(path_code, path_code[old]))
+    # The next rename of that name is the last one when time runs backwards.
+    order = old[np.lexsort((-lookups["end_ns"][old], path_code[old]))]
+    place = last_not_after(
+        path_code[order], -lookups["end_ns"][order], path_code[wanted], -lookups["end_ns"][wanted]
+    )
+    found = place >= 0
+    keys = [target[call[i]] for i in order[place[found]].tolist()]
+    return list(zip(wanted[found].tolist(), keys, strict=True))
 
 
-def _path_of_ops(lookups: Frame, path_code: Ints, ops: Frame) -> Ints:
-    """For each op, the path code of the last open of its inode before it started, or -1."""
+def _open_of_ops(lookups: Frame, ops: Frame) -> Ints:
+    """For each op, the row of the last open of its inode before it started, or -1."""
     naming = np.flatnonzero(
         np.isin(lookups["kind"], _NAMING) & (lookups["inode"] >= 0) & (lookups["result"] >= 0)
     )
@@ -91,7 +99,7 @@ def _path_of_ops(lookups: Frame, path_code: Ints, ops: Frame) -> Ints:
     order = np.lexsort((opened_ns, opened))
     place = last_not_after(opened[order], opened_ns[order], wanted, ops["start_ns"])
     known = place >= 0
-    result[known] = path_code[naming[order[place[known]]]]
+    result[known] = naming[order[place[known]]]
     return result
 
 

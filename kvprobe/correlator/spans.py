@@ -44,59 +44,72 @@ def cut_ttft(
     The milestones arrival, first lookup, last lookup before the first read, first read, last read,
     prefill start, prefill end and first token are taken in this order; each is clipped between its
     predecessor and the start of prefill, so a restore that runs into prefill ends there. What
-    nothing explains is ``other_ns``: all after the last read when the start of prefill is unknown,
-    and whatever lies between the end of prefill and the first token.
+    nothing explains is ``other_ns``: all after the last read (or lookup) when the start of prefill is
+    unknown, and whatever lies between the end of prefill and the first token.
     """
     end = first_token
-    start = prefill_start if prefill_start >= 0 else end
-    start = min(max(start, arrival), end)
-    finish = min(max(prefill_end if prefill_end >= 0 else end, start), end)
-    reads = activity.read_start_ns
-    first_read = _clamp(int(reads.min()), arrival, start) if len(reads) else None
-    last_read = _clamp(int(activity.read_end_ns.max()), arrival, start) if len(reads) else None
-    before = first_read if first_read is not None else start
-    looked = activity.lookup_start_ns < before if len(reads) else activity.lookup_start_ns < start
-    lookup_start = lookup_end = before
-    if looked.any():
-        lookup_start = _clamp(int(activity.lookup_start_ns[looked].min()), arrival, before)
-        lookup_end = _clamp(int(activity.lookup_end_ns[looked].max()), lookup_start, before)
-    queue = lookup_start - arrival
     known = prefill_start >= 0
-    if first_read is None or last_read is None:
+    start = _clamp(prefill_start, arrival, end) if known else end
+    finish = _clamp(prefill_end if prefill_end >= 0 else end, start, end)
+    first_read, last_read = exposed(activity, arrival, prefill_start, first_token) or (start, start)
+    reads = len(activity.read_start_ns) > 0
+    looked = activity.lookup_start_ns < first_read
+    lookup_start = lookup_end = first_read
+    if looked.any():
+        lookup_start = _clamp(int(activity.lookup_start_ns[looked].min()), arrival, first_read)
+        lookup_end = _clamp(int(activity.lookup_end_ns[looked].max()), lookup_start, first_read)
+    queue, waited = lookup_start - arrival, first_read - lookup_end
+    other = 0 if known else start - last_read
+    if not reads:
         # Nothing was restored: after the lookup the request waits for the scheduler again.
-        waited = before - lookup_end
-        lookup_to_read = restore = read_to_prefill = 0
         queue += waited if known else 0
-        other = 0 if known else waited
-    else:
-        lookup_to_read = first_read - lookup_end
-        restore = last_read - first_read
-        read_to_prefill = start - last_read if known else 0
-        other = 0 if known else start - last_read
+        other += 0 if known else waited
+        waited = 0
+    if not (reads or known or looked.any()):
+        queue, other = 0, end - arrival  # nothing was seen at all
     return Spans(
         engine_queue_ns=queue,
         lookup_ns=lookup_end - lookup_start,
-        lookup_to_read_ns=lookup_to_read,
-        restore_ns=restore,
-        read_to_prefill_ns=read_to_prefill,
+        lookup_to_read_ns=waited,
+        restore_ns=last_read - first_read,
+        read_to_prefill_ns=start - last_read if known else 0,
         prefill_ns=finish - start if known else 0,
         other_ns=other + (end - finish if known else 0),
     )
 
 
-def cut_restore(activity: Activity, arrival: int, prefill_start: int) -> Restore | None:
+def exposed(
+    activity: Activity, arrival: int, prefill_start: int, first_token: int
+) -> tuple[int, int] | None:
+    """First and last read before the request's own prefill (or first token); None without reads.
+
+    Unknown milestones are negative. Both spans and restore are cut from these two.
+    """
+    if not len(activity.read_start_ns):
+        return None
+    first, last = int(activity.read_start_ns.min()), int(activity.read_end_ns.max())
+    low = max(arrival, 0)
+    high = max(first, last, low) if first_token < 0 else max(first_token, low)
+    if prefill_start >= 0:
+        high = _clamp(prefill_start, low, high)
+    first = _clamp(first, low, high)
+    return first, _clamp(last, first, high)
+
+
+def cut_restore(
+    activity: Activity, arrival: int, prefill_start: int, first_token: int
+) -> Restore | None:
     """Split the restore by cause, each instant to the first that applies.
 
     Device (or fabric) busy, in the block queue, in software (an operation is open with nothing
     outstanding below it), idle between operations. Only the part before the request's own prefill
     is split: the rest is hidden behind it. None when the request read nothing.
     """
-    if not len(activity.read_start_ns):
+    found = exposed(activity, arrival, prefill_start, first_token)
+    if found is None:
         return None
+    low, high = found
     first, last = int(activity.read_start_ns.min()), int(activity.read_end_ns.max())
-    limit = prefill_start if prefill_start >= 0 else last
-    low = max(first, arrival)
-    high = max(min(last, limit), low)
     issued = np.where(activity.issued_ns >= 0, activity.issued_ns, activity.queued_ns)
     waiting = activity.queued_ns >= 0
     device, queue, software, idle = intervals.split_by_priority(

@@ -16,6 +16,7 @@ from kvprobe.model import Frame
 from kvprobe.schema import BlockMethod, OpKind
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 CANDIDATES = 64
 """Operations of one file looked at per request, newest first: more than any engine keeps open
@@ -58,6 +59,8 @@ def _best(block: Frame, rows: Ints, ops: Frame, wanted: Ints, group: Ints) -> In
     order = np.lexsort((ops["start_ns"], group))
     queued = _queued(block)[rows]
     place = last_not_after(group[order], ops["start_ns"][order], wanted, queued)
+    # Read-ahead that a kernel thread submitted (throttled, io-wq) tells no more than its file.
+    adrift = (block["op"][rows] == 0) & ~np.isin(block["tid"][rows], ops["tid"])
     for _ in range(CANDIDATES):
         alive = place >= 0
         alive[alive] = group[order[place[alive]]] == wanted[alive]
@@ -65,36 +68,44 @@ def _best(block: Frame, rows: Ints, ops: Frame, wanted: Ints, group: Ints) -> In
             break
         index = np.flatnonzero(alive)
         candidate = order[place[index]]
-        score = _score(block, rows[index], ops, candidate, queued[index])
+        score = _score(block, rows[index], adrift[index], ops, candidate, queued[index])
         better = score > best_score[index]
         best[index[better]] = candidate[better]
         best_score[index[better]] = score[better]
         place -= 1
-        place[best_score == _PERFECT] = -1
+        place[best_score >= _PERFECT] = -1
     return best
 
 
-_THREAD, _RANGE, _START = 2, 4, 5
-_PERFECT = _START + _THREAD
+_FILE, _THREAD, _RANGE, _START = 1, 2, 4, 5
+_PERFECT = _RANGE + _THREAD
+"""From here on no older candidate is better."""
 
 
-def _score(block: Frame, rows: Ints, ops: Frame, candidate: Ints, queued: Ints) -> Ints:
+def _score(
+    block: Frame, rows: Ints, adrift: Flags, ops: Frame, candidate: Ints, queued: Ints
+) -> Ints:
     """0: not this one. The place in the file outweighs the thread, which breaks ties."""
     offset, method = block["offset"][rows], block["method"][rows]
     start, requested = ops["offset"][candidate], ops["requested"][candidate]
     length = np.maximum(ops["result"][candidate], requested)
-    placed = (offset >= 0) & (start >= 0)
+    # Without a file the offset is a place on the device.
+    placed = (offset >= 0) & (start >= 0) & (block["inode"][rows] >= 0)
     inside = placed & (offset < start + length) & (offset + block["bytes"][rows] > start)
-    score = np.where(inside, _RANGE, 0)
-    at_start = placed & (method == BlockMethod.DIRECT)
-    score = np.where(at_start, np.where(offset == start, _START, 0), score)
+    direct = placed & (method == BlockMethod.DIRECT)
+    place = np.where(direct, np.where(offset == start, _START, 0), np.where(inside, _RANGE, 0))
     is_write = ops["kind"][candidate] >= OpKind.WRITE
-    same_direction = is_write == (block["op"][rows] == 1)
+    reads, writes = block["op"][rows] == 0, block["op"][rows] == 1
     same_thread = block["tid"][rows] == ops["tid"][candidate]
-    score = score + np.where(same_thread, _THREAD, 0)
+    score = place + np.where(same_thread, _THREAD, np.where(adrift & placed, _FILE, 0))
     still_open = ops["end_ns"][candidate] >= queued
     late_write_back = is_write & (method == BlockMethod.PAGE) & inside
-    return np.where(same_direction & (still_open | late_write_back), score, 0)
+    possible = (
+        np.where(is_write, writes, reads)
+        & (still_open | late_write_back)
+        & ~(direct & (offset != start))
+    )
+    return np.where(possible, score, 0)
 
 
 def _queued(block: Frame) -> Ints:
