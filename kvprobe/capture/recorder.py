@@ -171,8 +171,8 @@ def pack(
         _sync_folder(out.parent)
     except OSError as error:
         raise KvprobeError(
-            f"cannot write {out}: {error.strerror}; everything recorded is in {part}",
-            f"make room, then: kvprobe capture --finish -o {out}",
+            f"cannot write {out}: {error.strerror}",
+            f"make room; everything recorded is in {part}",
             ExitCode.INCOMPLETE,
         ) from error
     _remove_folder(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, Protocol, TextIO
 
@@ -78,7 +79,8 @@ class Lines:
         """Nothing to restore."""
 
     def _print(self, line: str) -> None:
-        print(f"kvprobe: {line}", file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # a terminal that is gone must not end the recording
+            print(f"kvprobe: {line}", file=self._stream, flush=True)
 
 
 class Bar:
@@ -99,35 +101,36 @@ class Bar:
         self._seconds = seconds
         self._task = self._progress.add_task("recording", total=seconds, status="attached")
         self._progress.start()
-        self._progress.refresh()
         self._drawn_rows = 0
 
     def recording(self, facts: Manifest) -> None:
         """Draw the seconds and the rows so far."""
         elapsed = (facts.end_ns - facts.start_ns) / _SECOND_NS
         of = "" if self._seconds is None else f"/{self._seconds:g}"
-        self._progress.update(
-            self._task,
+        self._draw(
             description=f"recording {elapsed:.0f}{of} s",
             completed=elapsed,
             status=status_line(facts),
         )
-        self._progress.refresh()
 
     def packing(self, rows: int, total: int) -> None:
         """Draw the share that is in the file, at most a hundred times."""
         if rows < total and rows - self._drawn_rows < total / 100:
             return
         self._drawn_rows = rows
-        self._progress.update(
-            self._task,
+        self._draw(
             description="packing",
             total=total,
             completed=rows,
             status=f"{rows:,} of {total:,} rows",
         )
-        self._progress.refresh()
 
     def close(self) -> None:
         """Remove the bar."""
-        self._progress.stop()
+        with contextlib.suppress(OSError):
+            self._progress.stop()
+
+    def _draw(self, **fields: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._progress.update(self._task, **fields)
+            self._progress.refresh()

@@ -27,6 +27,7 @@ from kvprobe.commands._live import (
 from kvprobe.commands._progress import progress_of
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import Filters, Signal
+from kvprobe.sources.live import LiveSource
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -135,14 +136,14 @@ def _record(
         source, manifest = open_live(
             filters, options.loader, engine_name, engine_signal, budget_share
         )
+        if child is not None:
+            _release(child, source)
     except BaseException:
         recorder.discard()
         raise
+    progress = progress_of(options.duration, shared=child is not None)
     with _Interrupt() as interrupt:
-        progress = progress_of(options.duration, shared=child is not None)
         try:
-            if child is not None:
-                child.release()
             final = record(
                 source,
                 recorder,
@@ -164,27 +165,50 @@ def _record(
             if child is not None:
                 child.stop()
             return recorder.finish(final, progress.packing, _redactor(options))
-        except KeyboardInterrupt:
-            raise KvprobeError(
-                f"interrupted; everything recorded is in {recorder.part}",
-                f"kvprobe capture --finish -o {out} packs it",
-                ExitCode.INTERRUPTED,
-            ) from None
+        except (KeyboardInterrupt, KvprobeError) as error:
+            raise _cut_off(error, recorder.part, options, out) from error
         finally:
             progress.close()
             recorder.leave()
 
 
+def _release(child: Child, source: LiveSource) -> None:
+    try:
+        child.release()
+    except KvprobeError:
+        source.close()
+        raise
+
+
+def _cut_off(
+    error: KeyboardInterrupt | KvprobeError, part: Path, options: Namespace, out: Path
+) -> KvprobeError:
+    """What to say of a recording that could not be finished: where its rows are."""
+    what, code = "interrupted", ExitCode.INTERRUPTED
+    if isinstance(error, KvprobeError):
+        what, code = error.message, ExitCode.INCOMPLETE
+    redact = " --redact" if options.redact else ""
+    return KvprobeError(
+        f"{what}; everything recorded is in {part}",
+        f"kvprobe capture --finish{redact} -o {out} packs it",
+        code,
+    )
+
+
 class _Interrupt:
-    """SIGINT or SIGTERM: the first one is noted, a second one raises ``KeyboardInterrupt``."""
+    """The first signal to stop is noted, a second one raises ``KeyboardInterrupt``.
+
+    SIGHUP is one, unless it is ignored (nohup): a lost connection must not cost the capture.
+    """
 
     def __init__(self) -> None:
         self.seen = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,6 +19,7 @@ from kvprobe.capture.part import part_of
 from kvprobe.capture.reader import open_capture
 from kvprobe.capture.record import SEGMENT_NS, record
 from kvprobe.capture.recorder import Recorder, pack
+from kvprobe.capture.typed_json import to_json
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.schema import TABLES
 from kvprobe.sources import Batch
@@ -190,6 +191,16 @@ def test_a_torn_segment_is_skipped_and_counted(tmp_path: Path, how: str) -> None
         assert "damaged" in capture.notes[0]
 
 
+def test_a_manifest_older_than_the_last_segment(tmp_path: Path) -> None:
+    part = segments_of(tmp_path)
+    (part / "manifest.json").write_bytes(to_json(manifest()))
+    with open_capture(part) as capture:
+        assert capture.manifest.end_ns == START_NS + 2
+        assert {name: loss.rows for name, loss in capture.manifest.losses.items()} == {
+            "block": 303, "ops": 303, "lookups": 303,
+        }  # fmt: skip
+
+
 def test_a_lost_segment_is_counted(tmp_path: Path) -> None:
     part = segments_of(tmp_path)
     sorted(part.glob("*.seg"))[1].unlink()
@@ -284,7 +295,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_is_there(small_disk: Path
     with pytest.raises(KvprobeError, match="No space left") as caught:
         recorder.finish(replace(final, complete=True))
     assert caught.value.exit_code == ExitCode.INCOMPLETE
-    assert "--finish" in caught.value.hint
+    assert str(part_of(out)) in caught.value.hint
     assert not out.exists()
     with open_capture(out) as capture:
         number = (capture.frame("block")["sector"] // 8).tolist()

@@ -20,6 +20,8 @@ import pytest
 from kvprobe import cli
 from kvprobe.capture.part import part_of
 from kvprobe.capture.reader import open_capture
+from kvprobe.commands._child import Child
+from kvprobe.errors import KvprobeError
 from kvprobe.schema import BlockMethod
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +135,27 @@ def test_what_makes_no_sense_is_said_in_one_line(
     assert complaint in errors
     what, hint = errors.splitlines()
     assert what.startswith("kvprobe: ") and hint.startswith("hint: ")
+
+
+def test_a_command_that_is_no_program(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELFnot really")
+    program.chmod(0o755)
+    child = Child([str(program)])
+    with pytest.raises(KvprobeError, match="Exec format error"):
+        child.release()
+    assert child.ended()
+
+
+def test_a_command_whose_tracer_died_never_runs(tmp_path: Path) -> None:
+    child = Child(["touch", str(tmp_path / "ran")])
+    os.close(child._gate)
+    for _ in range(500):
+        if child.ended():
+            break
+        time.sleep(0.01)
+    assert child.ended()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_root(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

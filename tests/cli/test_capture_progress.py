@@ -1,5 +1,6 @@
 """What a person sees while a capture runs: a bar on a terminal, lines in a log."""
 
+import contextlib
 import io
 import os
 import re
@@ -48,9 +49,20 @@ def test_lines_come_every_few_seconds() -> None:
 def terminal() -> Iterator[tuple[int, TextIO]]:
     """A terminal: what was written to it can be read from the descriptor."""
     ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w", encoding="utf-8") as stream:
-        yield ours, stream
-    os.close(ours)
+    try:
+        with os.fdopen(theirs, "w", encoding="utf-8") as stream:
+            yield ours, stream
+    finally:
+        os.close(ours)
+
+
+def written(descriptor: int) -> str:
+    """All that a terminal was sent, without its escapes; nobody has it open any more."""
+    parts = []
+    with contextlib.suppress(OSError):
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(parts).decode())
 
 
 @pytest.mark.parametrize("seconds", [60.0, None])
@@ -64,7 +76,8 @@ def test_a_bar_on_a_terminal(
     bar.recording(replace(FACTS, end_ns=START_NS + 7_000_000_000))
     bar.packing(12_558, 12_558)
     bar.close()
-    seen = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", os.read(ours, 1 << 16).decode())
+    stream.close()
+    seen = written(ours)
     assert ("recording 7/60 s" if seconds else "recording 7 s") in seen
     assert "block 12,347" in seen and "lost 17" in seen
     assert "packing" in seen and "12,558 of 12,558 rows" in seen
