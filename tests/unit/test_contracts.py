@@ -12,7 +12,9 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 CODE = ("kvprobe", "tuning", "probes", "benchmarks")
-SOURCES = sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    (*ROOT.glob("*.py"), *(path for folder in CODE for path in (ROOT / folder).rglob("*.py")))
+)
 MODULE_LINES = 400
 FUNCTION_LINES = 60
 README_LINES = 60
