@@ -82,10 +82,10 @@ class _Progress:
         now = time.monotonic()
         new = phase != self._phase
         if self._terminal and (new or now - self._shown > 0.5):
-            print(f"\r{phase}: {done}/{total}\x1b[K", end="", file=sys.stderr, flush=True)
+            print(f"\rkvprobe: {phase}: {done}/{total}\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = now
         elif new:
-            print(f"{phase}: {total}", file=sys.stderr, flush=True)
+            print(f"kvprobe: {phase}: {total}", file=sys.stderr, flush=True)
         self._phase = phase
 
 

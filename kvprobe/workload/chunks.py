@@ -96,6 +96,7 @@ class ChunkIO:
         self.place = place
         self.counts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self._filled = False
         self._truth = truth
         self._tid = threading.get_native_id()
         self._memory = mmap.mmap(-1, -(-place.unit_bytes // ALIGN_BYTES) * ALIGN_BYTES)
@@ -155,6 +156,9 @@ class ChunkIO:
             return False
         path = self.place.path(key)
         temporary = f"{path}_{os.getpid()}{self._tid:07d}.tmp"
+        if not self._filled:
+            self._filled = True  # bytes that no device can compress away
+            self.buffer[:] = os.urandom(self.place.unit_bytes)
         self.buffer[:STAMP_BYTES] = bytes.fromhex(key)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_TRUNC | self.place.flags
         fd = self._create(temporary, flags, key, request)

@@ -106,9 +106,14 @@ class Pool:
                     self._do(io, job)
         except Exception as error:
             self._post("failed", error)
+        finally:
+            self._end()
 
     def _do(self, io: ChunkIO, job: Any) -> None:
         raise NotImplementedError
+
+    def _end(self) -> None:
+        """What a thread does last."""
 
 
 class LookupPool(Pool):
@@ -190,6 +195,10 @@ class UringLoadPool(Pool):
                 self._finish(io, job, place, result, start_ns, end_ns, ring.buffers[slot])
                 free.append(slot)
         self._post("loaded", job)
+
+    def _end(self) -> None:
+        if hasattr(self._local, "ring"):
+            self._local.ring.close()
 
     def _finish(
         self,

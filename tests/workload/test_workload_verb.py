@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvprobe.cli import main
 from kvprobe.workload.scratch import scratch_filesystem
 
 TRACE = str(Path(__file__).parents[1] / "data" / "mooncake_head.jsonl")
@@ -44,7 +45,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     }
     assert summary["chunks"]["stored"] == len(distinct) == len(list(tmp_path.rglob("*.bin")))
     assert summary["unit_bytes"] == 128 * 2048
-    assert done.stderr == "requests: 31\n"
+    assert done.stderr == "kvprobe: requests: 31\n"
 
 
 def test_trace_times_are_scaled(tmp_path: Path) -> None:
@@ -101,14 +102,15 @@ def test_a_second_run_finds_what_the_first_stored(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_options_are_one_line_and_a_hint(
-    tmp_path: Path, words: list[str], code: int, says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str
 ) -> None:
-    base = ["--root", str(tmp_path), "--requests", "3"]
-    done = kvprobe("run", *base, *words, code=code)
-    message, hint = done.stderr.strip().splitlines()[-2:]
+    base = ["workload", "run", "--root", str(tmp_path), "--requests", "3"]
+    assert main([*base, *words]) == code
+    done = capsys.readouterr()
+    message, hint = done.err.strip().splitlines()
     assert says in message and message.startswith("kvprobe: ")
     assert hint.startswith("hint: ")
-    assert done.stdout == ""
+    assert done.out == ""
     assert not list(tmp_path.rglob("*.bin"))
 
 
