@@ -52,9 +52,8 @@ def command(verb: str) -> Command:
 
 def parser_of(chosen: Command) -> Parser:
     """The parser of one verb's own options."""
-    parser = Parser(
-        prog=f"kvprobe {chosen.name}", description=f"{chosen.summary}.", allow_abbrev=False
-    )
+    summary = chosen.summary[0].upper() + chosen.summary[1:]
+    parser = Parser(prog=f"kvprobe {chosen.name}", description=f"{summary}.", allow_abbrev=False)
     chosen.configure(parser)
     return parser
 

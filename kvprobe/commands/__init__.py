@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """One verb. ``name`` equals the stem of its file; ``summary`` is one line without a period.
+    """One verb.
 
+    ``name`` equals the stem of its file; ``summary`` is one line, in lower case, without a period.
     ``configure`` adds the verb's options to its parser. ``run`` gets the parsed options, prints
     the result to stdout and everything else to stderr, and returns the exit code; what it cannot
     do it raises as ``KvprobeError``.

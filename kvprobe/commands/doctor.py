@@ -36,7 +36,7 @@ def _run(options: Namespace) -> int:
 
 COMMAND = Command(
     "doctor",
-    "Say what this machine can show, what it cannot, and how to fix it",
+    "what this machine can show, what it cannot, and how to fix it",
     _configure,
     _run,
 )

@@ -57,4 +57,4 @@ def first_line(text: str) -> str:
     return next((line for line in lines if line and not line.startswith("#")), "")
 
 
-COMMAND = Command("playbook", "Show what to do about a finding", _configure, _run)
+COMMAND = Command("playbook", "what to do about a finding", _configure, _run)

@@ -91,5 +91,5 @@ def _paragraph(text: str, style: Style) -> list[str]:
 
 
 COMMAND = Command(
-    "probes", "List the probes and which of their events exist here", _configure, _run
+    "probes", "list the probes and which of their events exist here", _configure, _run
 )

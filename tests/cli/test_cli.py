@@ -1,6 +1,7 @@
 """The command line as a shell sees it: one line per error, exit codes, streams."""
 
 import os
+import re
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -181,5 +182,5 @@ def test_every_verb_is_named_as_its_file_and_has_help() -> None:
     for name in cli.verbs():
         chosen = cli.command(name)
         assert chosen.name == name
-        assert chosen.summary and not chosen.summary.endswith(".") and "\n" not in chosen.summary
+        assert re.fullmatch(r"[a-z][^\n]*[^.\n]", chosen.summary)
         assert cli.parser_of(chosen).format_help().startswith(f"usage: kvprobe {name}")
