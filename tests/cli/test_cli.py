@@ -16,6 +16,9 @@ from kvprobe.errors import ExitCode, KvprobeError
 
 Verb = Callable[..., None]
 
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""An environment in which Python keeps output back until the end, as it does by default."""
+
 
 def shell(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
@@ -151,6 +154,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         [sys.executable, "-m", "kvprobe", "--help"],
         stdout=write_end,
         stderr=subprocess.PIPE,
+        env=BUFFERED,
         timeout=60,
         check=False,
     )
@@ -164,6 +168,7 @@ def test_a_full_device_is_one_line() -> None:
             [sys.executable, "-m", "kvprobe", "--help"],
             stdout=full,
             stderr=subprocess.PIPE,
+            env=BUFFERED,
             timeout=60,
             check=False,
         )
