@@ -26,11 +26,11 @@ class Session(Protocol):
         ...
 
     def losses(self) -> Mapping[str, Loss]:
-        """How complete each kernel table is."""
+        """How complete each kernel table is; still answers after ``close``."""
         ...
 
     def cost(self) -> tuple[ProgramCost, ...]:
-        """What each program has cost, in the time that was measured."""
+        """What each program has cost in ``measured_ns``; still answers after ``close``."""
         ...
 
     @property
@@ -75,8 +75,6 @@ class LiveSource:
     finished: bool = field(default=False, init=False)
     _rows: dict[str, int] = field(default_factory=dict, init=False)
     _second_ns: int = field(default=0, init=False)
-    _last_losses: Mapping[str, Loss] | None = field(default=None, init=False)
-    _last_cost: tuple[ProgramCost, ...] | None = field(default=None, init=False)
 
     def poll(self) -> Batch:
         """Return what is new; never blocks."""
@@ -91,14 +89,12 @@ class LiveSource:
 
     def losses(self) -> Mapping[str, Loss]:
         """How complete each table is; tables made here lose nothing."""
-        if self._last_losses is not None:
-            return self._last_losses
         made_here = {name: Loss(rows=count) for name, count in self._rows.items()}
         return {**made_here, **self.session.losses()}
 
     def cost(self) -> tuple[ProgramCost, ...]:
         """What the BPF programs have cost."""
-        return self.session.cost() if self._last_cost is None else self._last_cost
+        return self.session.cost()
 
     @property
     def measured_ns(self) -> int | None:
@@ -123,12 +119,10 @@ class LiveSource:
             self._each_second(tables)
             if self.signal is not None:
                 self._take(tables, self.signal.close())
-            batch = self._batch(now_ns, tables)
-            self._last_losses, self._last_cost = self.losses(), self.cost()
         finally:
             self.finished = True
             self.session.close()
-        return batch
+        return self._batch(now_ns, tables)
 
     def _each_second(self, tables: dict[str, TableRows]) -> None:
         tables.update(self.session.aggregates())
