@@ -136,10 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", "", ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        # The reader (`| head`) has gone; the interpreter must not complain at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _settle_stdout()
         return ExitCode.BROKEN_PIPE
     except OSError as error:
+        _settle_stdout()
         where = f": {error.filename}" if error.filename else ""
         hint = f"{DEBUG}=1 shows where it happened"
         return _complain(f"{error.strerror or error}{where}", hint, ExitCode.UNSUPPORTED)
@@ -155,6 +155,14 @@ def _dispatch(argv: Sequence[str]) -> int:
     except SystemExit as done:  # argparse has printed the help or the version
         return done.code if isinstance(done.code, int) else ExitCode.OK
     return int(chosen.run(options))
+
+
+def _settle_stdout() -> None:
+    """Write what is held back, or drop it for good: the interpreter must not fail on it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, hint: str, code: ExitCode) -> int:
