@@ -1,9 +1,9 @@
 """What restores would take with another unit size or more reads in flight, from measured cells.
 
-The engine is a closed queue: ``N`` reads in flight, a pause ``Z`` between two reads of one of
-them, a device whose response time ``L`` depends on the depth a read finds there. This is the
-interactive response time law (Lazowska et al., Quantitative System Performance, 1984, ch. 3)
-with Schweitzer's approximation of the depth at arrival (ibid. ch. 6):
+The engine is a closed queue: ``N`` reads in flight, time ``Z`` of each read above storage (software
+around it, the pause until the next one), a device whose response time ``L`` depends on the depth a
+read finds there. This is the interactive response time law (Lazowska et al., Quantitative System
+Performance, 1984, ch. 3) with Schweitzer's approximation of the depth at arrival (ibid. ch. 6):
 
     restore = m * (Z + L) / N          m reads a restore, N = min(reads in flight, m)
     L       = k * x * s / rate(s, x)   Little's law on a measured cell of s-byte reads at depth x
@@ -12,7 +12,7 @@ with Schweitzer's approximation of the depth at arrival (ibid. ch. 6):
 
 ``c`` requests restore at once: shorter restores meet less often. ``Z`` and ``k`` come from the
 capture, so that the model at the present setting equals the measured restore; ``k`` is how much
-longer a read took than in the measured cell.
+longer the device took for a read than in the measured cell.
 
 Nothing is extrapolated: where a cell is missing there is no prediction, and ``sweep_command``
 says what to measure.
@@ -21,69 +21,29 @@ says what to measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvprobe.model import Effect, EngineSetting, Facts, Interval, Proposal, ServiceCell
+from kvprobe.model import (
+    Effect,
+    EngineFacts,
+    EngineSetting,
+    Facts,
+    Interval,
+    Proposal,
+    RestoreSample,
+)
+from kvprobe.surface import SAME, Response, Surface
 
-SAME = 1.1
-"""Sizes or depths within 10 % are one: rates there differ less than repeats of one cell do."""
 COPY_BYTES_PER_S = 2 * 2**30
-"""Slowest copy in memory that a pause between two reads may contain: that part of a pause grows
-with the unit."""
+"""Slowest copy in memory that the time above storage may contain: that part grows with the unit."""
 CLOSE_TO_BEST = 0.9
 ROUNDS = 60
 MAX_DEPTH = 64
 ALIGNMENT_BYTES = 4096
 SWEPT_FILE_BYTES = 512 << 20
 """Default size of the file that a sweep reads; it must hold many reads of the largest size."""
-
-
-class Response(NamedTuple):
-    """Time of one read in ns with its 90 % interval."""
-
-    mid: float
-    low: float
-    high: float
-
-
-class Surface:
-    """Response times by read size and depth, interpolated in measured cells and never beyond.
-
-    A cell of rate X at size s and depth x has response time x*s/X (Little's law). Times are
-    interpolated linearly, because both laws are lines in time: alpha + s/beta along the size, and
-    along the depth a constant below saturation and x*s/X beyond.
-    """
-
-    def __init__(self, cells: Iterable[ServiceCell]) -> None:
-        self._rows: dict[int, list[tuple[float, Response]]] = {}
-        for cell in sorted(cells, key=lambda cell: (cell.size_bytes, cell.depth)):
-            rates = (cell.bytes_per_s, cell.high_bytes_per_s, cell.low_bytes_per_s)
-            if min(cell.size_bytes, cell.depth, *rates) > 0 and math.isfinite(max(rates)):
-                held_ns = cell.size_bytes * cell.depth * 1e9
-                times = Response(*(held_ns / rate for rate in rates))
-                self._rows.setdefault(cell.size_bytes, []).append((cell.depth, times))
-
-    def response(self, size_bytes: float, depth: float) -> Response | None:
-        """Time of one read of that size at that depth; None outside what was measured."""
-        rows = [(size, _interpolate(row, depth)) for size, row in self._rows.items()]
-        return _interpolate([(size, time) for size, time in rows if time], size_bytes)
-
-
-def _interpolate(points: Sequence[tuple[float, Response]], at: float) -> Response | None:
-    """Linear between the two neighbours of ``at``; points ascend."""
-    below = [point for point in points if point[0] <= at]
-    above = [point for point in points if point[0] >= at]
-    if not below or not above:
-        edge = above[:1] or below[-1:]
-        near = edge and max(edge[0][0] / at, at / edge[0][0]) <= SAME
-        return edge[0][1] if near else None
-    (low, first), (high, last) = below[-1], above[0]
-    if low == high:
-        return first
-    weight = (at - low) / (high - low)
-    return Response(*(a + (b - a) * weight for a, b in zip(first, last, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +56,7 @@ class _Now:
     read_bytes: float
     reads: float
     restore_ns: float
-    pause_ns: float
+    above_ns: float
     read_ns: float
     serial_ns: float
     """Software and idle time of one read: what one thread would do for all of them."""
@@ -108,29 +68,30 @@ class _Now:
     @property
     def depth(self) -> float:
         """Depth that a read finds at the device, itself included."""
-        return _depth(self.at_once * self.in_flight, self.read_ns, self.pause_ns)
+        return _depth(self.at_once * self.in_flight, self.read_ns, self.above_ns)
 
 
 def _present(facts: Facts) -> _Now | None:
     sample = facts.restore
     if sample is None or min(sample.n, sample.ops, sample.bytes, sample.restore_ns) <= 0:
         return None
-    reads, restore_ns = sample.ops / sample.n, sample.restore_ns / sample.n
+    read_bytes = _read_bytes(sample, facts.engine)
+    reads, restore_ns = sample.bytes / sample.n / read_bytes, sample.restore_ns / sample.n
     in_flight = max(1.0, sample.effective_depth)
-    idle = min(sample.idle_ns / sample.restore_ns, 1.0)
+    above = (sample.idle_ns + sample.software_ns) / sample.restore_ns
     cycle_ns = in_flight * restore_ns / reads
-    if idle >= 1:
-        return None
+    if above >= 1:
+        return None  # storage had no part in it
     unit = facts.engine.unit_bytes if facts.engine else None
     return _Now(
         n=sample.n,
-        unit_bytes=unit or sample.bytes / sample.ops,
+        unit_bytes=unit or read_bytes,
         bytes=sample.bytes / sample.n,
-        read_bytes=sample.bytes / sample.ops,
+        read_bytes=read_bytes,
         reads=reads,
         restore_ns=restore_ns,
-        pause_ns=cycle_ns * idle,
-        read_ns=cycle_ns * (1 - idle),
+        above_ns=cycle_ns * above,
+        read_ns=cycle_ns * (1 - above),
         serial_ns=(sample.idle_ns + sample.software_ns) / sample.ops,
         in_flight=in_flight,
         at_once=max(1.0, sample.restoring_at_once or 1.0),
@@ -138,24 +99,34 @@ def _present(facts: Facts) -> _Now | None:
     )
 
 
+def _read_bytes(sample: RestoreSample, engine: EngineFacts | None) -> float:
+    """Bytes a read: the whole unit, unless the engine reads a unit in two or more pieces.
+
+    The mean alone is below the unit where a read that requests share counts for each of them.
+    """
+    mean = sample.bytes / sample.ops
+    unit = engine.unit_bytes if engine else None
+    return float(unit) if unit and unit / 2 * SAME < mean < unit * SAME else mean
+
+
 @dataclass(frozen=True)
 class _Setting:
-    """What a restore would look like: bytes a read, reads a restore, reads in flight, pause."""
+    """What a restore would look like: bytes a read, reads a restore, reads in flight, ``Z``."""
 
     read_bytes: float
     reads: float
     in_flight: float
-    pause_ns: float
+    above_ns: float
 
 
 def _changed(now: _Now, unit_bytes: float | None, reads_in_flight: int | None) -> _Setting:
     growth = (unit_bytes or now.unit_bytes) / now.unit_bytes
-    if now.read_bytes * SAME < now.unit_bytes:
+    if now.read_bytes < now.unit_bytes:
         growth = 1.0  # the engine reads a unit in pieces: their size does not follow the unit
     reads = max(1.0, now.reads / growth)
     unchanged = reads_in_flight is None or reads_in_flight == now.set_in_flight
     wanted = now.in_flight if unchanged else float(reads_in_flight or 1)
-    return _Setting(now.read_bytes * growth, reads, max(1.0, min(wanted, reads)), now.pause_ns)
+    return _Setting(now.read_bytes * growth, reads, max(1.0, min(wanted, reads)), now.above_ns)
 
 
 def predict_restore(
@@ -166,7 +137,8 @@ def predict_restore(
     The interval is a range of models widened by noise. Range: the low end takes the better of
     ``k`` and 1, the high end the worse; there the last round of reads also counts in full where
     ``N`` does not divide ``m`` (the middle takes half of that), all software may run on one
-    thread, and the part of the pause that may be copying grows with the unit. Noise: the relative
+    thread, and the part of ``Z`` that may be copying grows with the unit (in the middle too where
+    reads are buffered: those do copy). Noise: the relative
     half-widths of the cells at the present and the new setting and 1/sqrt(restores), combined as
     the root of their squares.
 
@@ -188,11 +160,11 @@ def predict_restore(
         if here is None:
             continue
         k = now.read_ns / here.mid
-        mid = _solve(surface, now, to, k)
+        copying = min(now.above_ns, now.read_bytes / COPY_BYTES_PER_S * 1e9)
+        grown = now.above_ns + copying * max(0.0, to.read_bytes / now.read_bytes - 1)
+        slow = replace(to, above_ns=grown)
+        mid = _solve(surface, now, to if _direct(facts) else slow, k)
         low = _solve(surface, now, to, min(k, 1.0))
-        copying = min(now.pause_ns, now.read_bytes / COPY_BYTES_PER_S * 1e9)
-        pause = now.pause_ns + copying * max(0.0, to.read_bytes / now.read_bytes - 1)
-        slow = _Setting(to.read_bytes, to.reads, to.in_flight, pause)
         high = _solve(surface, now, slow, max(k, 1.0))
         if mid is None or low is None or high is None:
             continue
@@ -222,8 +194,8 @@ def _half_width(response: Response) -> float:
     return math.log(response.high / response.low) / 2
 
 
-def _depth(readers: float, read_ns: float, pause_ns: float) -> float:
-    return 1 + (readers - 1) * read_ns / (read_ns + pause_ns)
+def _depth(readers: float, read_ns: float, above_ns: float) -> float:
+    return 1 + (readers - 1) * read_ns / (read_ns + above_ns)
 
 
 class _Solution(NamedTuple):
@@ -237,12 +209,12 @@ def _solve(surface: Surface, now: _Now, to: _Setting, k: float) -> _Solution | N
     read_ns, at_once = 0.0, 1.0
     found: _Solution | None = None
     for _ in range(ROUNDS):
-        depth = _depth(at_once * to.in_flight, max(read_ns, 1.0), to.pause_ns)
+        depth = _depth(at_once * to.in_flight, max(read_ns, 1.0), to.above_ns)
         response = surface.response(to.read_bytes, depth)
         if response is None:
             return None
         read_ns = k * response.mid
-        cycle_ns = read_ns + to.pause_ns
+        cycle_ns = read_ns + to.above_ns
         restore_ns = to.reads * cycle_ns / to.in_flight
         at_once = 1 + (now.at_once - 1) * restore_ns / now.restore_ns
         before = found

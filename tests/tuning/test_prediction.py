@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from kvprobe.model import Proposal, ServiceCell
 from kvprobe.prediction import (
-    Surface,
     predict_restore,
     predict_ttft,
     restore_effect,
     settings_after,
     smallest_near_best,
 )
+from kvprobe.surface import Surface
 from tests.tuning import simulation
 from tests.tuning.restores import FLAT, READS, UNIT, US, N, exact, made
 
@@ -48,6 +48,17 @@ def test_a_larger_unit() -> None:
     # Copying 64 KiB at 2 GiB/s, 30.5 us of the pause, would be four times that.
     copying = UNIT / 2**31 * 1e9
     assert found.high == pytest.approx(4 * (180 * US + 3 * copying) * SPREAD)
+
+
+@pytest.mark.parametrize(("direct", "mid_us"), [(True, 4 * 121), (False, 4 * (4 * 30 + 91))])
+def test_software_around_a_read_is_paid_once_a_read(direct: bool, mid_us: float) -> None:
+    """30 of 100 us are software, so k = 0.7. Buffered, all 30 may be copying of 64 KiB."""
+    cells = [exact(UNIT, 1, 100 * US), exact(4 * UNIT, 1, 130 * US)]
+    facts = made([replace(cell, direct=direct) for cell in cells], software_ns=30 * US)
+    assert facts.engine is not None
+    facts = replace(facts, engine=replace(facts.engine, direct=direct))
+    found = predict_restore(facts, unit_bytes=4 * UNIT)
+    assert found is not None and found.mid == pytest.approx(mid_us * US)
 
 
 def test_both_changes() -> None:
@@ -146,6 +157,15 @@ def test_a_unit_read_in_pieces_keeps_its_pieces() -> None:
     pieces = replace(facts, engine=replace(facts.engine, unit_bytes=16 * UNIT))
     found = predict_restore(pieces, unit_bytes=64 * UNIT)
     assert found is not None and found.mid == 1600 * US
+
+
+def test_a_read_that_requests_share_is_still_a_whole_unit() -> None:
+    """Counted for each of them, the mean read looks smaller than the unit."""
+    facts = made(FLAT)
+    assert facts.restore is not None
+    shared = replace(facts, restore=replace(facts.restore, ops=facts.restore.ops * 8 // 7))
+    found, plain = (predict_restore(f, reads_in_flight=8) for f in (shared, facts))
+    assert found is not None and plain is not None and found.mid == pytest.approx(plain.mid)
 
 
 def test_time_to_first_token() -> None:
