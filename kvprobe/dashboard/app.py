@@ -41,6 +41,7 @@ class Dashboard(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
         Binding("space", "hold", "hold"),
         Binding("s", "order", "sort"),
         Binding("f", "findings", "findings"),

@@ -84,11 +84,12 @@ def terminal(*words: str) -> Iterator[Terminal]:
         os.close(found.master)
 
 
-def test_a_replay_on_a_terminal(node: Path) -> None:
+@pytest.mark.parametrize("keys", ["q", "\x03", "?\x03"])
+def test_a_replay_on_a_terminal(node: Path, keys: str) -> None:
     with terminal("top", "--replay", str(node), "--speed", "64") as screen:
         screen.until("r210")
         screen.until("serial_restore")
-        screen.press("q")
+        screen.press(keys)
         assert screen.ended() == 0
         assert "Traceback" not in screen.read()
         assert "\x1b[?1049l" in screen.written, "the terminal is given back"
