@@ -63,7 +63,7 @@ def attribute(
     lookup_request = np.full(len(lookups["start_ns"]), -1, np.int64)
     for promise in found:
         lookup_request[promise.rows] = promise.request
-    named = promises.named_by_engine(keys, requests, files)
+    named = promises.named_by_engine(keys, requests, files, unit_tokens)
     exact = {p.request for p in named}
     usable = named + [p for p in found if p.request >= 0 and p.request not in exact]
     transfers = (files.op_key >= 0) & (ops["result"] > 0)
@@ -73,8 +73,13 @@ def attribute(
         op_class[run] = EXACT if promise.exact else THREAD
     writes = np.flatnonzero(transfers & (ops["kind"] >= OpKind.WRITE))
     _follow_misses(writes, usable, requests, ops, files, op_request, op_class)
-    pairs = _by_window(
-        np.concatenate([reads, writes]), requests, ops, op_request, op_class, unit_tokens
+    _after_prefill(writes, requests, ops, op_request, op_class)
+    split = _by_window(reads, requests, ops, op_request, op_class, unit_tokens)
+    whole = np.flatnonzero((op_request >= 0) & ~np.isin(np.arange(n_ops), [op for op, *_ in split]))
+    pairs = (
+        np.concatenate([whole, *(np.full(len(who), op) for op, who, _ in split)]),
+        np.concatenate([op_request[whole], *(who for _, who, _ in split)]),
+        np.concatenate([np.ones(len(whole)), *(share for _, _, share in split)]),
     )
     return Attribution(pairs, op_request, op_class, lookup_request)
 
@@ -104,51 +109,44 @@ def _follow_misses(
 
 
 def _by_window(
-    transfers: Ints,
+    reads: Ints,
     requests: Frame,
     ops: Frame,
     op_request: Ints,
     op_class: Ints,
     unit_tokens: int | None,
-) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Operations no promise explains go to whoever was waiting; fills and returns the pairs."""
-    arrival, deadline = requests["arrival_ns"], _deadline(requests)
-    hits = requests["storage_hit_tokens"]
-    computed_ns = np.where(
+) -> list[tuple[int, Ints, NDArray[np.float64]]]:
+    """Give reads that no promise explains to whoever waited: (op, requests, their shares)."""
+    arrival, hits = requests["arrival_ns"], requests["storage_hit_tokens"]
+    first_token = requests["first_token_ns"]
+    # One that never gets its first token may wait for storage for ever.
+    deadline = np.where(first_token >= 0, first_token, np.iinfo(np.int64).max)
+    able = np.flatnonzero((arrival >= 0) & (hits != 0))
+    able = able[np.argsort(arrival[able], kind="stable")]
+    longest = np.maximum.accumulate(deadline[able])
+    split = []
+    for op in reads[op_request[reads] < 0].tolist():
+        stop = np.searchsorted(arrival[able], ops["start_ns"][op], side="right")
+        near = able[np.searchsorted(longest, ops["end_ns"][op]) : stop]
+        waiting = near[deadline[near] >= ops["end_ns"][op]]
+        if len(waiting):
+            weight = np.where(hits[waiting] > 0, hits[waiting], unit_tokens or 1).astype(float)
+            split.append((op, waiting, weight / weight.sum()))
+            op_request[op] = waiting[weight.argmax()]
+            op_class[op] = WINDOW if len(waiting) == 1 else SHARED
+    return split
+
+
+def _after_prefill(
+    writes: Ints, requests: Frame, ops: Frame, op_request: Ints, op_class: Ints
+) -> None:
+    """Give stores that no miss explains to the request that computed last: a guess, so shared."""
+    computed = np.where(
         requests["prefill_end_ns"] >= 0, requests["prefill_end_ns"], requests["first_token_ns"]
     )
-    op_out, request_out, share_out = [], [], []
-    for op in transfers.tolist():
-        if op_request[op] >= 0:
-            waiting, weight = np.array([op_request[op]]), np.ones(1)
-        elif ops["kind"][op] < OpKind.WRITE:
-            waits = (arrival >= 0) & (arrival <= ops["start_ns"][op]) & (hits != 0)
-            waiting = np.flatnonzero(waits & (ops["end_ns"][op] <= deadline))
-            weight = np.where(hits[waiting] > 0, hits[waiting], unit_tokens or 1).astype(float)
-        else:
-            stores = (computed_ns >= 0) & (computed_ns <= ops["start_ns"][op])
-            recent = np.flatnonzero(stores & (requests["computed_tokens"] != 0))
-            waiting = recent[np.argsort(computed_ns[recent])][-1:] if len(recent) else recent
-            weight = np.ones(len(waiting))
-        if not len(waiting):
-            continue
-        if op_request[op] < 0:
-            op_request[op] = waiting[weight.argmax()]
-            # A store by "whoever computed last" is a guess however few could have made it.
-            lone = len(waiting) == 1 and ops["kind"][op] < OpKind.WRITE
-            op_class[op] = WINDOW if lone else SHARED
-        op_out += [op] * len(waiting)
-        request_out += waiting.tolist()
-        share_out += (weight / weight.sum()).tolist()
-    return (
-        np.array(op_out, np.int64),
-        np.array(request_out, np.int64),
-        np.array(share_out, np.float64),
-    )
-
-
-def _deadline(requests: Frame) -> Ints:
-    """Until when a request can still wait for storage: first token, or for ever if unknown."""
-    return np.where(
-        requests["first_token_ns"] >= 0, requests["first_token_ns"], np.iinfo(np.int64).max
-    )
+    able = np.flatnonzero((computed >= 0) & (requests["computed_tokens"] != 0))
+    able = able[np.argsort(computed[able], kind="stable")]
+    rest = writes[op_request[writes] < 0]
+    place = np.searchsorted(computed[able], ops["start_ns"][rest], side="right") - 1
+    op_request[rest[place >= 0]] = able[place[place >= 0]]
+    op_class[rest[place >= 0]] = SHARED

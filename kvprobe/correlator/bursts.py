@@ -43,6 +43,8 @@ class Promise:
     """Rows of ``lookups`` behind it, one per key, hits first."""
     request: int = -1
     exact: bool = False
+    restored: int | None = None
+    """How many of ``hits``, from the first, the engine restored; None: all."""
 
 
 def bursts(lookups: Frame, files: KVFiles, requests: int) -> list[Promise]:

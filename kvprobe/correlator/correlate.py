@@ -267,4 +267,20 @@ def _restore_sample(accounts: list[Account]) -> RestoreSample | None:
         idle_ns=sum(r.idle_ns for r in parts),
         ttft_ns=sum(a.ttft_ns for a in done if a.ttft_ns is not None),
         effective_depth=float(np.mean(depths)) if depths else 1.0,
+        restoring_at_once=_restoring_at_once(done),
     )
+
+
+def _restoring_at_once(accounts: list[Account]) -> float | None:
+    """Requests with an exposed restore at the same time, as a restoring one sees it."""
+    spent = [
+        (max(a.first_read_ns, a.arrival_ns), a.restore.exposed_ns)
+        for a in accounts
+        if a.restore is not None and a.first_read_ns is not None and a.restore.exposed_ns > 0
+    ]
+    if not spent:
+        return None
+    start, length = np.array(spent, np.int64).T
+    low, high, _, together = intervals.step_function(start, start + length, np.ones(len(start)))
+    seen = (high - low) * together
+    return float((seen * together).sum() / seen.sum())

@@ -131,4 +131,5 @@ def _conformal(ratio: Floats) -> tuple[float, float]:
     tail = (1 - LEVEL) / 2
     low = max(int(np.floor(tail * (n + 1))) - 1, 0)
     high = min(int(np.ceil((1 - tail) * (n + 1))) - 1, n - 1)
-    return float(ordered[low]), float(ordered[high])
+    # The prediction itself is always inside its interval.
+    return min(float(ordered[low]), 1.0), max(float(ordered[high]), 1.0)

@@ -16,7 +16,12 @@ def clip(starts: Ints, ends: Ints, low: int, high: int) -> tuple[Ints, Ints]:
 
 
 def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Merge overlapping or touching intervals; the result is sorted and disjoint."""
+    """Merge overlapping or touching intervals; the result is sorted and disjoint.
+
+    Intervals of no length are left out.
+    """
+    real = starts < ends
+    starts, ends = starts[real], ends[real]
     if not len(starts):
         return starts, ends
     order = np.argsort(starts, kind="stable")
@@ -60,7 +65,7 @@ def split_by_priority(layers: list[tuple[Ints, Ints]], low: int, high: int) -> l
 def mean_depth(starts: Ints, ends: Ints) -> float | None:
     """Mean number of open intervals while at least one is open; None without any."""
     busy = length(starts, ends)
-    return float((ends - starts).sum()) / busy if busy > 0 else None
+    return float(np.maximum(ends - starts, 0).sum()) / busy if busy > 0 else None
 
 
 def step_function(

@@ -184,20 +184,27 @@ def _same(some: set[int], others: set[int]) -> bool:
     return some <= others or others <= some
 
 
-def named_by_engine(keys: Frame, requests: Frame, files: KVFiles) -> list[Promise]:
-    """Promises from the ``keys`` table: the engine itself says what a request restores."""
+def named_by_engine(
+    keys: Frame, requests: Frame, files: KVFiles, unit_tokens: int | None
+) -> list[Promise]:
+    """Promises from the ``keys`` table: the engine itself says what a prompt consists of."""
     number = {key: i for i, key in enumerate(files.keys)}
     index: dict[str, list[int]] = {}
     for i, name in enumerate(requests["id"]):
         index.setdefault(name, []).append(i)  # a client may use an id again
     promises: dict[int, Promise] = {}
     for place in np.argsort(keys["position"], kind="stable").tolist():
-        key = number.get(keys["key"][place])
-        if key is None:
-            continue
+        key = number.get(keys["key"][place], -1)  # -1: no file of it was seen; it keeps its place
         for request in index.get(keys["request_id"][place], ()):
-            arrival = int(requests["arrival_ns"][request])
             if request not in promises:
+                arrival = int(requests["arrival_ns"][request])
                 promises[request] = Promise(arrival, arrival, [], request=request, exact=True)
             promises[request].hits.append(key)
+    # A request none of whose keys was seen is one that the engine names in other words.
+    promises = {r: p for r, p in promises.items() if any(key >= 0 for key in p.hits)}
+    told = requests["storage_hit_tokens"]
+    for request, promise in promises.items():
+        if unit_tokens and told[request] > 0:
+            held = told[request] + max(requests["device_hit_tokens"][request], 0)
+            promise.restored = int(held) // unit_tokens
     return list(promises.values())

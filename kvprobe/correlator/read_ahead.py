@@ -34,25 +34,24 @@ def read_ahead(ops: Frame, block: Frame) -> ReadAhead | None:
     served = np.zeros(len(ops["kind"]), bool)
     served[owner[rows]] = True
     cached = index[~served[index]]
-    delivered = int(block["bytes"][rows].sum())
-    used = _used_bytes(ops, index, block, rows)
+    placed = rows[block["offset"][rows] >= 0]
+    used = _used_bytes(ops, index, block, placed)
     return ReadAhead(
         asked_bytes=int(ops["result"][index].sum()),
-        device_bytes=delivered,
-        unused_bytes=max(delivered - used, 0),
+        device_bytes=int(block["bytes"][rows].sum()),
+        unused_bytes=int(block["bytes"][placed].sum()) - used,
         ops=len(index),
         ops_without_device=len(cached),
         cached_bytes=int(ops["result"][cached].sum()),
     )
 
 
-def _used_bytes(ops: Frame, index: Ints, block: Frame, rows: Ints) -> int:
+def _used_bytes(ops: Frame, index: Ints, block: Frame, placed: Ints) -> int:
     """Delivered bytes whose place in the file some buffered read asked for.
 
     Rounded up to whole pages on both sides, since a page is what the device must deliver.
     """
     page = 4096
-    placed = rows[block["offset"][rows] >= 0]
     asked = index[ops["offset"][index] >= 0]
     identity = np.concatenate(
         [

@@ -26,7 +26,7 @@ class Routes:
     def fit(cls, accounts: Sequence[Account]) -> Routes:
         """Fit recompute on requests with a timed prefill, restore on those that restored."""
         computed = [
-            (a.computed_tokens, a.prompt_tokens - a.computed_tokens, a.spans.prefill_ns)
+            (a.computed_tokens, max(a.prompt_tokens - a.computed_tokens, 0), a.spans.prefill_ns)
             for a in accounts
             if a.spans and a.spans.prefill_ns > 0 and a.computed_tokens and a.prompt_tokens
         ]
@@ -82,10 +82,11 @@ def judge(account: Account, routes: Routes, bytes_per_token: float | None) -> Ac
         gain = _shift(recompute, -exposed)
         verdict = _verdict(gain, Verdict.RESTORE_WON, Verdict.RESTORE_LOST)
         return replace(account, recompute_ns=recompute, gain_ns=gain, verdict=verdict)
-    stored = account.stored_tokens
-    if not stored or account.storage_hit_tokens or not bytes_per_token:
+    # The engine computed what storage held: the mirror image. What device memory held as well was
+    # not computed; where an engine tests only what lies beyond, this makes the loss too small.
+    stored = (account.stored_tokens or 0) - (account.device_hit_tokens or 0)
+    if stored <= 0 or account.storage_hit_tokens or not bytes_per_token:
         return account
-    # The engine computed what storage held: the mirror image.
     computed = max(account.computed_tokens - stored, 0)
     recompute = routes.recompute_ns(stored, computed, account.prompt_tokens)
     restore = routes.restore_ns(stored * bytes_per_token)
@@ -123,8 +124,9 @@ def break_even(
     """Both routes over prefix length, and where they cross.
 
     The rest of the prompt is taken at its median. ``tokens.low`` is the first length at which
-    restoring may pay (its low bound under recompute's high bound), ``tokens.high`` the first from
-    which it surely pays; a bound outside the curve makes ``tokens`` None, with a note.
+    restoring may pay (its low bound under recompute's high bound; 0 where it may at every measured
+    length), ``tokens.high`` the first from which it surely pays. Where the routes do not cross
+    inside what was measured, or never surely, ``tokens`` is None, with a note.
     """
     curve = _curve(routes, accounts, bytes_per_token)
     recompute, restore = routes.recompute, routes.restore
@@ -182,7 +184,7 @@ def _crossing(curve: tuple[BreakEvenPoint, ...]) -> tuple[Interval | None, str]:
     n = min(curve[0].recompute.n, curve[0].restore.n)
     first, last = curve[0].tokens, curve[-1].tokens
     if mid is not None and low is not None and high is not None and mid > first:
-        return Interval(mid, low, high, n), ""
+        return Interval(mid, low if low > first else 0.0, high, n), ""
     if mid is None:
         return None, f"recomputing is cheaper at every measured length ({first} to {last} tokens)"
     if mid <= first:
@@ -191,7 +193,10 @@ def _crossing(curve: tuple[BreakEvenPoint, ...]) -> tuple[Interval | None, str]:
 
 
 def _first(curve: tuple[BreakEvenPoint, ...], advantage: list[float]) -> float | None:
-    """Length from which the advantage stays positive, linear between points; None: never."""
+    """Length from which the advantage stays positive, linear between points; None: never.
+
+    The first point's length where it is positive all along.
+    """
     negative = [i for i, value in enumerate(advantage) if value <= 0]
     if not negative:
         return float(curve[0].tokens)

@@ -153,7 +153,8 @@ class _Choice:
         promise = self._promises[p]
         taken = sum((p, *piece) in self._kept for piece in run.pieces)
         late = int((self._ops["end_ns"][run.ops] > self._prefill[promise.request]).sum())
-        left_over = len(promise.hits) - run.candidates[p] - 1
+        end = len(promise.hits) if promise.restored is None else promise.restored
+        left_over = abs(end - run.candidates[p] - 1)
         # One of several threads on the same job stops up to that many keys before the end.
         share = 1 if self._ops["kind"][run.ops[0]] == OpKind.URING_READ else self._fan_out
         return taken, late, left_over // share, promise.start_ns

@@ -44,8 +44,8 @@ def cut_ttft(
     The milestones arrival, first lookup, last lookup before the first read, first read, last read,
     prefill start, prefill end and first token are taken in this order; each is clipped between its
     predecessor and the start of prefill, so a restore that runs into prefill ends there. What
-    nothing explains is ``other_ns``: all after the last read (or lookup) when the start of prefill is
-    unknown, and whatever lies between the end of prefill and the first token.
+    nothing explains is ``other_ns``: all after the last read (or lookup) when the start of
+    prefill is unknown, and whatever lies between the end of prefill and the first token.
     """
     end = first_token
     known = prefill_start >= 0

@@ -88,7 +88,7 @@ class Node:
             prompt = (len(keys) + len(new_chunks)) * UNIT_TOKENS + rest
             end = self._request(i, arrival, last, prompt, len(restored) * UNIT_TOKENS)
             if self.named:
-                for position, key in enumerate(restored):
+                for position, key in enumerate(keys + new_chunks):
                     row = {"request_id": f"r{i}", "position": position, "key": key}
                     self.tables["keys"].append(row)
             if self.stores:
