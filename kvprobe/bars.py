@@ -76,6 +76,17 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(marks).rjust(max(0, width))
 
 
+def pooled(values: Sequence[float | None], width: int) -> list[float | None]:
+    """At most ``width`` values: the highest known one of each run of neighbours."""
+    if width <= 0 or len(values) <= width:
+        return list(values)
+    found: list[float | None] = []
+    for index in range(width):
+        run = values[index * len(values) // width : (index + 1) * len(values) // width]
+        found.append(max((value for value in run if value is not None), default=None))
+    return found
+
+
 def waterfall(values: Sequence[float | None], width: int) -> list[str]:
     """One line per value, each starting where the one before ended; every line ``width`` wide."""
     lengths = cells(values, width)

@@ -42,6 +42,15 @@ def test_sparkline() -> None:
     assert bars.sparkline([0, 0], 2) == "▁▁"
 
 
+@given(VALUES, WIDTHS)
+def test_pooling_keeps_the_highest(values: list[float | None], width: int) -> None:
+    found = bars.pooled(values, width)
+    assert len(found) == min(len(values), width)
+    known = [value for value in values if value is not None]
+    assert [v for v in found if v is not None and v == max(known)] or not known
+    assert bars.pooled([1, None, 5, 2, None, None], 3) == [1, 5, None]
+
+
 def test_shortened_keeps_both_ends() -> None:
     assert bars.shortened("chatcmpl-7f3a", 9) == "chat…7f3a"
     assert bars.shortened("short", 9) == "short"

@@ -24,13 +24,13 @@ def devices(document: Document, page: Page) -> Iterator[RenderableType]:
             f"Device {label(item, 'name') or units.UNKNOWN}",
             f"transport {transport or units.UNKNOWN}",
         )
-        yield labelled(list(_lines(document, item)))
+        yield labelled(list(_lines(document, item, page)))
         surface = rows(item, "surface")
         if surface:
             yield table(page, _surface_columns(), surface)
 
 
-def _lines(document: Document, item: Any) -> Iterator[tuple[str, str]]:
+def _lines(document: Document, item: Any, page: Page) -> Iterator[tuple[str, str]]:
     for way in ("read", "write"):
         count, size = number(item, f"{way}s"), number(item, f"{way}_bytes")
         rate = digest.mean_rate(document, item, way)
@@ -56,10 +56,12 @@ def _lines(document: Document, item: Any) -> Iterator[tuple[str, str]]:
         busiest, whole = max(loads), sum(loads)
         share = units.share(busiest / whole if whole else None)
         yield "hardware queues", f"{len(queues)}; the busiest carried {share} of the requests"
-    yield from _courses(item)
+    yield from _courses(item, page)
     yield "Little's law", _little(pick(item, "little_check"))
 
 
+_BESIDE_COURSE = 44
+"""Cells of a course's line that are not the course itself."""
 _COURSES = (
     ("read rate", "read_bytes_per_s", units.rate),
     ("depth", "depth_mean", units.fixed),
@@ -67,7 +69,7 @@ _COURSES = (
 )
 
 
-def _courses(item: Any) -> Iterator[tuple[str, str]]:
+def _courses(item: Any, page: Page) -> Iterator[tuple[str, str]]:
     """How it went over the window, from nothing to the highest value."""
     points = rows(item, "timeline")
     if len(points) < 3:
@@ -76,7 +78,8 @@ def _courses(item: Any) -> Iterator[tuple[str, str]]:
         values = [number(point, key) for point in points]
         highest = max((value for value in values if value is not None), default=None)
         if highest is not None:
-            line = bars.sparkline(values, len(values))
+            shown = bars.pooled(values, page.width - _BESIDE_COURSE)
+            line = bars.sparkline(shown, len(shown))
             yield f"{name} in time", f"{line} highest {show(highest)}"
 
 
