@@ -267,7 +267,7 @@ def test_a_signal_ends_it_early_with_a_whole_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.kvcap"]
     with open_capture(out) as capture:
         assert capture.complete
-        assert "ended by hand" in capture.notes[0]
+        assert any("ended by hand" in note for note in capture.notes)
 
 
 @pytest.mark.root
