@@ -35,23 +35,24 @@ def correlate(tables: Tables) -> Ledger:
     fan_out = (engine.reads_in_flight if engine else None) or 1
     who = attribute(requests, tables.frame("keys"), lookups, ops, files, unit_tokens, fan_out)
     owner = tie(block, ops)
-    join = _Join(requests, lookups, ops, block, who, owner)
-    accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
-    rate = _bytes_per_token(engine, accounts)
-    fitted = routes.Routes.fit(accounts)
-    accounts = [routes.judge(account, fitted, rate) for account in accounts]
     kv = np.flatnonzero(files.op_key >= 0)
     kv_ops = _kv_ops(ops, kv, files, who)
     kv_owner = np.full(len(ops["start_ns"]) + 1, -1, np.int64)
     kv_owner[kv] = np.arange(len(kv))
     kv_block = {**block, "owner": kv_owner[owner]}
+    device = _kv_device(kv_block)
+    join = _Join(requests, lookups, ops, block, who, owner, device)
+    accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
+    rate = _bytes_per_token(engine, accounts)
+    fitted = routes.Routes.fit(accounts)
+    accounts = [routes.judge(account, fitted, rate) for account in accounts]
     devices = service.account_devices(
         manifest.devices,
         block,
         tables.frame("depth"),
         manifest.window_ns,
         service.surface(kv_ops),
-        _kv_device(kv_block),
+        device,
     )
     return Ledger(
         window_ns=manifest.window_ns,
@@ -81,8 +82,11 @@ class _Groups:
 
     def of(self, labels: Ints) -> Ints:
         """Rows of several labels, one label after another."""
-        parts = [self[label] for label in labels.tolist()]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        first = np.searchsorted(self._label, labels)
+        count = np.searchsorted(self._label, labels, side="right") - first
+        before = np.cumsum(count) - count
+        rows: Ints = self._order[np.repeat(first - before, count) + np.arange(count.sum())]
+        return rows
 
 
 class _Join:
@@ -96,6 +100,7 @@ class _Join:
         block: Frame,
         who: Attribution,
         owner: Ints,
+        device: int | None,
     ) -> None:
         self.requests, self.lookups, self.ops, self.block = requests, lookups, ops, block
         self.who, self.owner = who, owner
@@ -105,7 +110,7 @@ class _Join:
         self.pairs_of = _Groups(request[is_read])
         self.rows_of = _Groups(owner)
         self.lookups_of = _Groups(who.lookup_request)
-        reading = (block["op"] == 0) & (block["queued_ns"] >= 0)
+        reading = (block["op"] == 0) & (block["queued_ns"] >= 0) & (block["device"] == device)
         self.busy = intervals.union(block["queued_ns"][reading], block["done_ns"][reading])
 
     def activity(self, request: int) -> spans.Activity:
@@ -188,7 +193,7 @@ def _attribution(join: _Join, request: int) -> dict[str, float]:
 
 
 def _idle_before(join: _Join, arrival: int | None, first_read: int | None) -> int | None:
-    """Time between arrival and first read in which the storage had no read outstanding."""
+    """Time between arrival and first read in which the KV device had no read outstanding."""
     if arrival is None or first_read is None or not len(join.block["done_ns"]):
         return None
     if first_read <= arrival:

@@ -102,12 +102,14 @@ def _cut(
 ) -> list[_Run]:
     runs: list[_Run] = []
     running: dict[int, _Run] = {}
-    for op in reads.tolist():
-        tid, piece = int(ops["tid"][op]), (int(files.op_key[op]), int(ops["offset"][op]))
-        fits = still_open.at(piece[0], int(ops["start_ns"][op]))
+    columns = (ops["tid"], files.op_key, ops["offset"], ops["start_ns"], ops["kind"])
+    rows = zip(reads.tolist(), *(column[reads].tolist() for column in columns), strict=True)
+    for op, tid, key, offset, start, kind in rows:
+        piece = (key, offset)
+        fits = still_open.at(key, start)
         run = running.get(tid)
         # In an io_uring the pieces of several files are in flight together.
-        back = fan_out - 1 if ops["kind"][op] == OpKind.URING_READ else 0
+        back = fan_out - 1 if kind == OpKind.URING_READ else 0
         onward = _onward(run, piece, fits, back) if run is not None else {}
         if run is not None and onward:
             run.ops.append(op)
