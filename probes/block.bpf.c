@@ -390,8 +390,11 @@ RAW_HOOK(block_start, block_io_start)
 	slot = LOOKUP(block_slots, &index);
 	if (!slot)
 		return 0;
-	if (unlikely_true(slot->request == request)) /* ended without a completion */
+	if (unlikely_true(slot->request == request)) { /* its last completion was not shown to us */
 		block_abandon(slot);
+		if (slot->submitter == KV_TARGET)
+			COUNT(lost_block, 1);
+	}
 	if (unlikely_true(slot->request && slot->request != request)) {
 		spill = 1;
 		slot = &spilled;
