@@ -7,6 +7,7 @@ Plain JSON types; unknown is None. Adding a field is allowed, changing a meaning
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -69,7 +70,22 @@ def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] =
         settings=_settings(manifest.engine_name, ledger.engine),
         break_even_tokens=ledger.break_even.tokens,
         queue_ns_per_restore=_spread(waits),
+        recompute_ns_per_token=_marginal_recompute_ns(ledger),
     )
+
+
+def _marginal_recompute_ns(ledger: Ledger) -> float | None:
+    """Cost of one more token to prefill behind a typical restored prefix.
+
+    The derivative of a + b*new + c*new*(context + new/2) by ``new``, context shrinking with it
+    (a token that is computed was not restored): b + c*context.
+    """
+    coefficients = ledger.break_even.recompute_coefficients
+    restored = [a.storage_hit_tokens for a in ledger.accounts if a.storage_hit_tokens]
+    if coefficients is None or not restored:
+        return None
+    _, per_token, per_pair = coefficients
+    return (per_token + per_pair * statistics.median(restored)) * 1e9
 
 
 KNOBS = ("unit_bytes", "bytes_in_flight", "prefetch_horizon")
@@ -151,12 +167,13 @@ def _cost(manifest: Manifest) -> Document:
     runs = sum(p.runs for p in programs)
     run_ns = sum(p.run_ns for p in programs)
     wall = manifest.cost.wall_ns
+    measured = manifest.cost.measured_ns or wall
     return {
         "probe_ns_per_event": run_ns / runs if runs else None,
         "probe_runs": runs,
-        "probe_cpu_share": run_ns / wall if wall and programs else None,
+        "probe_cpu_share": run_ns / measured if measured and programs else None,
         "agent_cpu_share": _ratio(manifest.cost.agent_cpu_ns, wall),
-        "budget_share": None,
+        "budget_share": manifest.budget_share,
         "programs": [asdict(p) for p in programs],
     }
 
