@@ -24,6 +24,7 @@ from kvprobe.commands._live import (
     open_live,
     require_root,
 )
+from kvprobe.commands._page import page_options
 from kvprobe.commands._progress import progress_of
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import Filters, Signal
@@ -312,10 +313,8 @@ def _report(options: Namespace, out: Path) -> tuple[dict[str, Any], str]:
         document = report_document.build(capture)
     if options.json:
         return document, json.render(document)
-    width = shutil.get_terminal_size((100, 0)).columns if sys.stdout.isatty() else 100
-    return document, text.render(
-        document, source=str(out), width=width, color=sys.stdout.isatty(), summary=True
-    )
+    page = page_options(sys.stdout)
+    return document, text.render(document, source=str(out), summary=True, **page)
 
 
 def _seconds(text: str) -> float:
