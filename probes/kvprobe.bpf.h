@@ -65,6 +65,16 @@ enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 
 #define KERNEL_STRUCT
 #define SUBPROGRAM inline_always
+
+/*
+ * Where a source calls these helpers by their own names, bcc reads all of /proc/kallsyms to see
+ * whether the kernel has them, once for every call: half of the compile time.
+ */
+static long (*kv_probe_read_user)(void *to, u32 size, const void *from) = (void *)112;
+static long (*kv_probe_read_user_str)(void *to, u32 size, const void *from) = (void *)114;
+#define bpf_probe_read_user kv_probe_read_user
+#define bpf_probe_read_user_str kv_probe_read_user_str
+
 #define PER_LOADER(core, bcc) bcc
 
 #define RAW_HOOK(program, event) int program(struct bpf_raw_tracepoint_args *ctx)
