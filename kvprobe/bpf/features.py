@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from kvprobe.bpf import btf, machine, tracefs, trial
 
+_CGROUPS = Path("/sys/fs/cgroup")
 _SUDO_PATH = (Path("/usr/bin"), Path("/usr/local/bin"), Path("/usr/sbin"), Path("/usr/local/sbin"))
 RING_BYTES = 16 << 20
 """The size of ring buffer that is tried."""
@@ -242,6 +243,12 @@ def _function_probes() -> Answer:
     return ok("; ".join(words))
 
 
+def _cgroups() -> Answer:
+    if (_CGROUPS / "cgroup.controllers").exists():
+        return ok("version 2")
+    return ok("version 1" + (" and 2" if (_CGROUPS / "unified").is_dir() else ""))
+
+
 _CHECKS: tuple[tuple[str, bool, Callable[[], Answer]], ...] = (
     ("kernel", True, _release),
     ("rights", True, _rights),
@@ -254,5 +261,6 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], Answer]], ...] = (
     ("BPF statistics", False, _statistics),
     ("process ids", False, _process_ids),
     ("function probes", False, _function_probes),
+    ("control groups", False, _cgroups),
 )
 _NEED_RIGHTS = (_programs, _kernel_memory, _ring_buffer, _tracefs, _symbols, _statistics)

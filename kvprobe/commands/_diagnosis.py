@@ -19,7 +19,7 @@ from kvprobe.bpf.features import Answer, Feature, State, absent, degraded, ok
 from kvprobe.bpf.readiness import ProbeState
 from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts
-from kvprobe.sources import devices
+from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import PathStorage
 from kvprobe.units import size
 
@@ -59,6 +59,7 @@ def diagnose(path: str | None) -> Diagnosis:
         *readiness.probe_features(states),
         *broken,
         *storage,
+        *nvme_features(),
         *engine_features(path),
         *tool_features(),
         *gpu_features(),
@@ -131,6 +132,21 @@ def _path_features(storage: PathStorage) -> Iterator[Feature]:
         yield Feature(
             "storage", "layers", *degraded(f"{facts.name} is stacked on {names}", twice, "")
         )
+
+
+def nvme_features(sysfs: Path = devices.SYSFS) -> tuple[Feature, ...]:
+    """One line per NVMe controller; a path that is not live is worth a look."""
+    joined = ", joined by native multipath" if nvme.native_multipath(sysfs) else ""
+    features = []
+    for found in nvme.controllers(sysfs):
+        queues = f", {found.queues} queues" if found.queues is not None else ""
+        text = f"nvme {found.transport} {found.address or ''}".rstrip()
+        text += f", {found.state or 'unknown state'}{queues}{joined}"
+        answer = ok(text)
+        if found.state not in (None, "live"):
+            answer = degraded(text, "nothing arrives over this path", "nvme list-subsys")
+        features.append(Feature("storage", found.name, *answer))
+    return tuple(features)
 
 
 def _no_device(why: str) -> Answer:

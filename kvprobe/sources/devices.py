@@ -73,11 +73,11 @@ def facts_of(name: str, sysfs: Path, mounted: Iterable[Mount]) -> DeviceFacts | 
     if device is None:
         return None
     queue = folder / "queue"
-    sectors = _number(folder / "size")
-    rotational = _number(queue / "rotational")
+    sectors = read_number(folder / "size")
+    rotational = read_number(queue / "rotational")
     own = {device, *(n for _, n in _partitions(folder))}
-    largest_kib = _number(queue / "max_sectors_kb")
-    ahead_kib = _number(queue / "read_ahead_kb")
+    largest_kib = read_number(queue / "max_sectors_kb")
+    ahead_kib = read_number(queue / "read_ahead_kb")
     return DeviceFacts(
         device=device,
         name=name,
@@ -85,10 +85,10 @@ def facts_of(name: str, sysfs: Path, mounted: Iterable[Mount]) -> DeviceFacts | 
         size_bytes=None if sectors is None else sectors * 512,
         rotational=None if rotational is None else rotational == 1,
         scheduler=_scheduler(queue / "scheduler"),
-        nr_requests=_number(queue / "nr_requests"),
+        nr_requests=read_number(queue / "nr_requests"),
         read_ahead_bytes=None if ahead_kib is None else ahead_kib << 10,
         max_request_bytes=None if largest_kib is None else largest_kib << 10,
-        logical_block_bytes=_number(queue / "logical_block_size"),
+        logical_block_bytes=read_number(queue / "logical_block_size"),
         mounts=tuple(dict.fromkeys(m.point for m in mounted if m.device in own)),
     )
 
@@ -121,7 +121,7 @@ def storage_of(path: str, sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> P
         why=why,
         partition=partition,
         below=tuple(_names(folder / "slaves")) if folder else (),
-        backing_file=_text(folder / "loop" / "backing_file") if folder else None,
+        backing_file=read_text(folder / "loop" / "backing_file") if folder else None,
     )
 
 
@@ -219,10 +219,10 @@ def _transport(name: str, folder: Path) -> str:
 
 def _nvme_transport(parent: Path) -> str | None:
     """Of a controller, or of the controllers of a subsystem (native multipath)."""
-    own = _text(parent / "transport")
+    own = read_text(parent / "transport")
     if own:
         return own
-    kinds = {_text(path) for path in parent.glob("nvme*/transport")} - {None}
+    kinds = {read_text(path) for path in parent.glob("nvme*/transport")} - {None}
     return " ".join(sorted(kind for kind in kinds if kind)) or None
 
 
@@ -234,13 +234,13 @@ def _partitions(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _scheduler(path: Path) -> str | None:
-    text = _text(path) or ""
+    text = read_text(path) or ""
     chosen = re.search(r"\[([\w-]+)\]", text)
     return chosen.group(1) if chosen else text or None
 
 
 def _device_number(folder: Path) -> int | None:
-    text = _text(folder / "dev")
+    text = read_text(folder / "dev")
     return _colon_number(text) if text else None
 
 
@@ -250,12 +250,14 @@ def _colon_number(text: str) -> int | None:
     return int(found.group(1)) << 20 | int(found.group(2)) if found else None
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path)
+def read_number(path: Path) -> int | None:
+    """A sysfs attribute that is one number, or None."""
+    text = read_text(path)
     return int(text) if text and text.isdecimal() else None
 
 
-def _text(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
+    """A sysfs attribute, or None where it is not there or cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -163,6 +163,17 @@ def test_a_path_in_memory_has_no_device() -> None:
     assert "memory" in found["device"].why
 
 
+def test_an_nvme_path_that_is_down(tmp_path: Path) -> None:
+    for name, state in (("nvme0", "live"), ("nvme1", "connecting")):
+        folder = tmp_path / "class/nvme" / name
+        folder.mkdir(parents=True)
+        for attribute, value in (("transport", "tcp"), ("state", state), ("queue_count", "9")):
+            (folder / attribute).write_text(value + "\n")
+    up, down = _diagnosis.nvme_features(tmp_path)
+    assert (up.state, up.why) == (State.OK, "nvme tcp, live, 9 queues")
+    assert down.state is State.DEGRADED and "connecting" in down.why
+
+
 # ---------------------------------------------------------------- text
 
 SAMPLE = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvprobe.errors import KvprobeError
-from kvprobe.sources import devices
+from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import storage_of
 
 MOUNTINFO = """\
@@ -150,6 +150,30 @@ def test_paths_without_a_device_say_why(
     found = storage(path, number, sysfs, mountinfo, monkeypatch)
     assert found.device is None
     assert word in found.why
+
+
+def test_nvme_controllers(tmp_path: Path) -> None:
+    for name, transport, state, queues in (
+        ("nvme1", "tcp", "connecting", "9"),
+        ("nvme0", "", "", ""),
+    ):
+        folder = tmp_path / "class/nvme" / name
+        write(folder / "transport", transport)
+        write(folder / "state", state)
+        write(folder / "queue_count", queues)
+    write(tmp_path / "class/nvme/nvme1/address", "traddr=10.0.0.7,trsvcid=4420")
+    first, second = nvme.controllers(tmp_path)
+    assert (first.name, first.transport, first.address, first.queues) == (
+        "nvme0",
+        "unknown",
+        None,
+        None,
+    )
+    assert (second.transport, second.state, second.queues) == ("tcp", "connecting", 9)
+    assert second.address == "traddr=10.0.0.7,trsvcid=4420"
+    assert nvme.native_multipath(tmp_path) is None
+    write(tmp_path / "module/nvme_core/parameters/multipath", "Y")
+    assert nvme.native_multipath(tmp_path) is True
 
 
 def test_a_path_that_does_not_exist() -> None:
