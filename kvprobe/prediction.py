@@ -173,9 +173,10 @@ def predict_restore(
         return _interval(
             mid.restore_ns + last / 2 * mid.cycle_ns,
             low.restore_ns,
-            max(high.restore_ns + last * high.cycle_ns, one_thread),
+            high.restore_ns + last * high.cycle_ns,
             noise + _half_width(here) ** 2 + _half_width(mid.response) ** 2,
             now.n,
+            one_thread * math.exp(math.sqrt(noise)),
         )
     return None
 
@@ -185,9 +186,11 @@ def _last_round(in_flight: float) -> float:
     return (in_flight - 1) / (2 * in_flight)
 
 
-def _interval(mid: float, low: float, high: float, noise: float, n: int) -> Interval:
+def _interval(
+    mid: float, low: float, high: float, noise: float, n: int, at_worst: float = 0.0
+) -> Interval:
     spread = math.exp(math.sqrt(noise))
-    return Interval(mid, min(low, mid) / spread, max(high, mid) * spread, n)
+    return Interval(mid, min(low, mid) / spread, max(max(high, mid) * spread, at_worst), n)
 
 
 def _half_width(response: Response) -> float:

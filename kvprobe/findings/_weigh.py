@@ -18,6 +18,7 @@ MIN_REQUESTS = 8
 """Below this, one odd request is more than a tenth of all: nothing is said."""
 HALF_SURE = 8
 """Samples at which the count alone makes a finding half sure."""
+NEVER_CERTAIN = 0.99
 WARNING_SHARE = 0.05
 """Share of the time to first token at stake from which a finding is a warning: what an A B B A
 comparison of some hundred requests can just tell apart."""
@@ -47,10 +48,11 @@ def confidence(n: int, effect: float, threshold: float, certain: float) -> float
 
     ``margin`` is how far ``effect`` lies from the ``threshold`` that fires (0) towards the value
     beyond which nobody would doubt it, ``certain`` (1). So a finding at its threshold is at most
-    half sure, and one behind few samples never is sure.
+    half sure, and one behind few samples never is sure; none is certain.
     """
     margin = (effect - threshold) / (certain - threshold)
-    return round(n / (n + HALF_SURE) * (1 + min(max(margin, 0.0), 1.0)) / 2, 3)
+    sure = n / (n + HALF_SURE) * (1 + min(max(margin, 0.0), 1.0)) / 2
+    return min(round(sure, 3), NEVER_CERTAIN)
 
 
 def severity(at_stake: float | None) -> str:

@@ -9,6 +9,7 @@ from kvprobe.correlator.ledger import Ledger
 from kvprobe.findings import Detector
 from kvprobe.findings._weigh import (
     MIN_REQUESTS,
+    Restored,
     confidence,
     engine_name,
     restored,
@@ -20,6 +21,8 @@ from kvprobe.schema import OpKind
 
 MIN_READS = 3
 """A restore of one or two units has nothing to overlap: a large unit is not a serial restore."""
+MIN_COMMANDS_A_READ = 1 / 16
+"""Read-ahead serves up to some dozen reads by one command; fewer commands mean page cache hits."""
 SERIAL_DEPTH = 1.25
 """Two reads that overlap during a quarter of the restore; more is no accident of timing."""
 SERIAL_BYTES_SHARE = 0.5
@@ -35,15 +38,14 @@ UNWITNESSED = 0.5
 
 
 def _detect(ledger: Ledger) -> list[Finding]:
-    requests = restored(ledger)
+    requests = _from_device(restored(ledger))
     several = [
         r for r in requests if r.restore.ops >= MIN_READS and r.restore.effective_depth is not None
     ]
     if len(several) < MIN_REQUESTS:
         return []
     serial = [r for r in several if (r.restore.effective_depth or 0) <= SERIAL_DEPTH]
-    total = sum(r.restore.bytes for r in requests)
-    share = sum(r.restore.bytes for r in serial) / total
+    share = sum(r.restore.bytes for r in serial) / sum(r.restore.bytes for r in requests)
     exposed = sum(r.restore.exposed_ns for r in serial)
     if share < SERIAL_BYTES_SHARE or exposed <= 0:
         return []
@@ -89,6 +91,15 @@ def _detect(ledger: Ledger) -> list[Finding]:
             "8 reads in flight than with 1",
         )
     ]
+
+
+def _from_device(requests: list[Restored]) -> list[Restored]:
+    """Leave out restores that memory served: there is nothing to overlap with.
+
+    Where no restore has a command, none was recorded and nothing is left out.
+    """
+    served = [r for r in requests if r.restore.commands >= MIN_COMMANDS_A_READ * r.restore.ops]
+    return served if any(r.restore.commands for r in requests) else requests
 
 
 def _median(values: list[float | None]) -> float:

@@ -126,6 +126,20 @@ def test_few_serial_bytes_beside_large_units_are_no_finding() -> None:
     assert "serial_restore" not in slugs(ledger(large + serial))
 
 
+@pytest.mark.parametrize(("commands", "fires"), [(0, False), (2, True)])
+def test_restores_that_memory_served_are_not_serial(commands: int, fires: bool) -> None:
+    """One restore in five came from the device, four reads at a time or one."""
+    cached = replace(restore(reads=16, depth=1.0), commands=commands)
+    hot = [account(i, cached) for i in range(41)]
+    cold = [account(41 + i, restore(reads=16, depth=4.0)) for i in range(11)]
+    assert ("serial_restore" in slugs(ledger(hot + cold))) is fires
+
+
+def test_without_block_rows_nothing_is_taken_for_memory() -> None:
+    unseen = replace(restore(reads=16, depth=1.0), commands=0)
+    assert "serial_restore" in slugs(ledger([account(i, unseen) for i in range(41)]))
+
+
 # ---------------------------------------------------------------- small_blocks
 
 
