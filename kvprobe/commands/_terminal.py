@@ -7,9 +7,15 @@ import shutil
 from dataclasses import dataclass
 from typing import TextIO
 
-_SIGNS = {"good": "\N{CHECK MARK}", "less": "!", "bad": "\N{BALLOT X}", "unknown": "?"}
-_ASCII_SIGNS = {"good": "+", "less": "!", "bad": "x", "unknown": "?"}
-_COLOURS = {"good": "32", "less": "33", "bad": "31", "unknown": "36"}
+_SIGNS = {
+    "good": "\N{CHECK MARK}",
+    "less": "!",
+    "bad": "\N{BALLOT X}",
+    "unknown": "?",
+    "unused": "-",
+}
+_ASCII_SIGNS = {"good": "+", "less": "!", "bad": "x", "unknown": "?", "unused": "-"}
+_COLOURS = {"good": "32", "less": "33", "bad": "31", "unknown": "36", "unused": "2"}
 _PLAIN_WIDTH = 100
 _WIDTHS = (40, 120)
 """Lines are never set narrower or wider: neither is readable."""
@@ -36,7 +42,7 @@ class Style:
         )
 
     def sign(self, meaning: str) -> str:
-        """A sign for ``good``, ``less``, ``bad`` or ``unknown``."""
+        """A sign for ``good``, ``less``, ``bad``, ``unknown`` or ``unused``."""
         sign = (_ASCII_SIGNS if self.ascii_only else _SIGNS)[meaning]
         return self._painted(sign, _COLOURS[meaning])
 

@@ -60,8 +60,18 @@ def _lines(state: ProbeState, style: Style) -> Iterator[str]:
     probe = state.probe
     yield from textwrap.wrap(f"{style.bold(probe.name)}: {probe.summary}", style.width)
     yield f"{_INDENT}table {probe.table}, ring buffer {probe.ring_bytes >> 20} MiB"
-    yield from _signed([(hook.label, exists) for hook, exists in state.hooks], style)
-    yield from _signed(list(state.symbols), style)
+    meanings = {True: "good", False: "less", None: "unknown"}
+    yield from _signed(
+        [
+            (
+                hook.label,
+                "unused" if exists is False and hook.event in probe.optional else meanings[exists],
+            )
+            for hook, exists in state.hooks
+        ],
+        style,
+    )
+    yield from _signed([(name, meanings[exists]) for name, exists in state.symbols], style)
     for name in state.missing:
         text = f"without {name} there is no {probe.hides[name]}" if name in probe.hides else ""
         yield from _paragraph(text, style)
@@ -69,7 +79,7 @@ def _lines(state: ProbeState, style: Style) -> Iterator[str]:
         yield from _paragraph(f"note: {note}", style)
 
 
-def _signed(names: list[tuple[str, bool | None]], style: Style) -> Iterator[str]:
+def _signed(names: list[tuple[str, str]], style: Style) -> Iterator[str]:
     """Names in columns, each with a sign for whether it exists."""
     if not names:
         return
@@ -77,11 +87,8 @@ def _signed(names: list[tuple[str, bool | None]], style: Style) -> Iterator[str]
     columns = max(1, (style.width - len(_INDENT)) // cell)
     for start in range(0, len(names), columns):
         row = names[start : start + columns]
-        cells = [f"{style.sign(_MEANING[exists])} {name:{cell - 4}}" for name, exists in row]
+        cells = [f"{style.sign(meaning)} {name:{cell - 4}}" for name, meaning in row]
         yield (_INDENT + "  ".join(cells)).rstrip()
-
-
-_MEANING = {True: "good", False: "less", None: "unknown"}
 
 
 def _paragraph(text: str, style: Style) -> list[str]:
