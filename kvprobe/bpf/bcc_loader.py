@@ -140,7 +140,7 @@ def _ask_child(
             with child.stdin or open(os.devnull, "wb") as channel:
                 channel.write(json.dumps(request).encode())
             reply, descriptors = _receive(ours)
-        except (TimeoutError, BrokenPipeError):
+        except OSError:  # a timeout, or the child has gone
             reply, descriptors = {"error": "the compiler does not answer", "kind": "compile"}, []
         finally:
             child.kill()  # it has nothing left to do once the channel is closed
@@ -158,6 +158,8 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
         )
         if not data:
             break
+        for descriptor in passed:
+            os.set_inheritable(descriptor, False)  # recv_fds passes no MSG_CMSG_CLOEXEC on
         descriptors += passed
         text += data.lstrip(b"\0")
     if text:

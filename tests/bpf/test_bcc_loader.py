@@ -101,6 +101,7 @@ def test_every_shipped_probe_loads_and_leaves_nothing_here() -> None:
     loaded = bcc_loader.load(source, plan(source, *programs), kernel)
     assert set(loaded.programs) == set(programs)
     assert set(loaded.maps) == {item.name for item in source.maps}
+    assert not any(map(os.get_inheritable, (*loaded.programs.values(), *loaded.maps.values())))
     loaded.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert (dict(os.environ), Path.cwd()) == (environment, folder)
