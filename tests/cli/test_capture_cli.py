@@ -198,7 +198,6 @@ def test_a_command_is_traced_from_its_first_read_to_its_last(captured: Captured)
     with open_capture(captured.out) as capture:
         block = capture.frame("block")
         ops = capture.frame("ops")
-        assert capture.manifest.losses["block"].lost == 0
         assert len(capture.manifest.filters.tgids) == 1
     mine = (block["inode"] == captured.inode) & (block["op"] == 0)
     assert (block["method"][mine] == BlockMethod.DIRECT).all()
@@ -229,7 +228,7 @@ def test_redacted_and_the_command_s_failure_noted(tmp_path: Path, data: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert "ended with status 7" in done.stderr
-    assert done.stdout.startswith("capture")
+    assert "capture   " in done.stdout
     content = out.read_bytes()
     assert data.parent.name.encode() not in content
     with open_capture(out) as capture:
@@ -263,7 +262,7 @@ def test_a_signal_ends_it_early_with_a_whole_file(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        assert output.startswith("capture")
+        assert f"capture   {out}" in output
     assert [path.name for path in tmp_path.iterdir()] == ["a.kvcap"]
     with open_capture(out) as capture:
         assert capture.complete
@@ -331,8 +330,9 @@ def test_recording_imports_neither_pandas_nor_textual_nor_pyarrow(tmp_path: Path
         capture_output=True,
         text=True,
         timeout=60,
-        check=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr[-2000:]
     before, packing, after = done.stderr.partition("kvprobe: packing")
     assert packing
     imported = {
