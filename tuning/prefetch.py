@@ -24,6 +24,7 @@ PAGE_BYTES = 4096
 
 # The evidence of late_prefetch and readahead_waste that the effects are taken from.
 AT_MOST = "share of time to first token an earlier start saves, at most"
+EXPECTED = "share of time to first token an earlier start saves, expected"
 AT_LEAST = "share of time to first token an earlier start saves, at least"
 WASTED = "share of bytes the device read that nobody asked for"
 
@@ -41,8 +42,8 @@ def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
 
 def _earlier(finding: Finding, facts: Facts) -> list[Proposal]:
     engine = facts.engine
-    most, least = _figure(finding, AT_MOST), _figure(finding, AT_LEAST)
-    if most is None or least is None or (engine is not None and engine.prefetch):
+    most, mid, least = (_figure(finding, metric) for metric in (AT_MOST, EXPECTED, AT_LEAST))
+    if most is None or mid is None or least is None or (engine is not None and engine.prefetch):
         return []
     horizon = _horizon(facts)
     said = setting(facts, KNOB, horizon)
@@ -56,8 +57,9 @@ def _earlier(finding: Finding, facts: Facts) -> list[Proposal]:
             proposed=horizon,
             unit="requests",
             reason="storage was idle while requests queued; a restore that begins in the queue "
-            f"hides up to {share(most)} of the time to first token",
-            effect=Effect("ttft_ns", -most, -(most + least) / 2, -least),
+            f"is hidden behind it ({share(least)} of the time to first token at least), and slots "
+            "that need not wait for restores shorten the queue itself",
+            effect=Effect("ttft_ns", -most, -mid, -least),
             risk="restored units wait in host memory and may be evicted before they are used; "
             "requests that are cancelled in the queue have read for nothing",
             live=said is not None and said.live,

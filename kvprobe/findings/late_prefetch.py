@@ -1,4 +1,14 @@
-"""Storage was idle while requests queued; their restores began only when they were scheduled."""
+"""Storage was idle while requests queued; their restores began only when they were scheduled.
+
+What an earlier start saves has two parts. The restore is hidden behind the wait; and where an
+engine holds a slot while it restores, the slot is free sooner and the queue itself shrinks. With
+queue ``q``, restore ``r`` and time in service ``v`` (from scheduled to first token, ``r`` in it),
+the time before prefill falls from ``q + r`` to ``max(q', r)``, ``q'`` being the new queue:
+
+- at least: ``q' = q``, and requests that wait together share the idle storage;
+- expected: ``q' = q * (1 - r / v)``, the queue shrinks as the time in service does;
+- at most: ``q' <= r``, nothing of the queue is left that could be seen.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +39,7 @@ MIN_GAIN_SHARE = 0.05
 """Of the time to first token: less than this an A B B A comparison would hardly show."""
 
 AT_MOST = "share of time to first token an earlier start saves, at most"
+EXPECTED = "share of time to first token an earlier start saves, expected"
 AT_LEAST = "share of time to first token an earlier start saves, at least"
 
 
@@ -37,8 +48,10 @@ class _Late:
     arrival_ns: int
     first_read_ns: int
     idle_ns: int
-    saves_ns: int
+    queue_ns: int
+    hidden_ns: int
     """The part of the exposed restore that fits into the idle wait."""
+    expected_ns: float
 
 
 def _detect(ledger: Ledger) -> list[Finding]:
@@ -48,8 +61,10 @@ def _detect(ledger: Ledger) -> list[Finding]:
     if n < MIN_REQUESTS or len(late) < LATE_SHARE * n:
         return []
     total = sum(r.account.ttft_ns or 0 for r in timed)
-    most = sum(each.saves_ns for each in late) / total
-    if most < MIN_GAIN_SHARE:
+    hidden = sum(each.hidden_ns for each in late) / total
+    expected = sum(each.expected_ns for each in late) / total
+    most = sum(each.queue_ns for each in late) / total
+    if hidden < MIN_GAIN_SHARE:
         return []
     waits = [each.first_read_ns - each.arrival_ns for each in late]
     idle = [each.idle_ns / wait for each, wait in zip(late, waits, strict=True)]
@@ -57,7 +72,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
     return [
         Finding(
             slug="late_prefetch",
-            severity=severity(most),
+            severity=severity(expected),
             confidence=confidence(n, count / n, LATE_SHARE, CERTAIN_LATE_SHARE),
             subject=engine_name(ledger),
             evidence=(
@@ -70,7 +85,8 @@ def _detect(ledger: Ledger) -> list[Finding]:
                     count,
                 ),
                 Evidence(AT_MOST, most, "share", count),
-                Evidence(AT_LEAST, most * _alone_share(late), "share", count),
+                Evidence(EXPECTED, expected, "share", count),
+                Evidence(AT_LEAST, hidden * _alone_share(late), "share", count),
             ),
             would_disprove="first reads that begin before their requests are scheduled, or "
             "storage busy with other reads while requests queue",
@@ -93,9 +109,18 @@ def _late(request: Restored) -> _Late | None:
         return None
     if a.device_before_read_ns < MIN_IDLE_SHARE * wait:
         return None
-    # Until it is scheduled the engine could have read ahead; later it is restoring anyway.
-    saves = min(queued, a.device_before_read_ns, request.restore.exposed_ns)
-    return _Late(a.arrival_ns, a.first_read_ns, a.device_before_read_ns, saves)
+    restore = request.restore.exposed_ns
+    served = max((a.ttft_ns or 0) - queued, restore, 1)
+    left = queued * (1 - restore / served)
+    return _Late(
+        arrival_ns=a.arrival_ns,
+        first_read_ns=a.first_read_ns,
+        idle_ns=a.device_before_read_ns,
+        queue_ns=queued,
+        # Until it is scheduled the engine could have read ahead; later it is restoring anyway.
+        hidden_ns=min(queued, a.device_before_read_ns, restore),
+        expected_ns=queued + restore - max(left, restore),
+    )
 
 
 def _alone_share(late: list[_Late]) -> float:
