@@ -191,7 +191,7 @@ def test_a_failing_fio_is_one_line_and_leaves_nothing(
 def test_a_killed_sweep_leaves_no_file(tmp_path: Path) -> None:
     words = ["sweep", str(tmp_path), "--sizes", "64k", "--depths", "1", "--max-bytes", "16m"]
     sweeping = subprocess.Popen(
-        [sys.executable, "-m", "kvprobe", *words, "--seconds-per-cell", "5"],
+        [sys.executable, "-m", "kvprobe", *words, "--seconds-per-cell", "2"],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
