@@ -554,6 +554,10 @@ SUBPROGRAM int ops_libaio_begin(u64 pointer, u64 id, u64 now)
 
 	if (bpf_probe_read_user(&iocb, sizeof(iocb), (void *)pointer))
 		return 0;
+	/* The file first: the verifier walks the way to the root anew for each branch before it. */
+	file = kv_file_of(iocb.descriptor);
+	if (!file || !ops_examine(file, OPS_LIBAIO_READ, &found))
+		return 0;
 	vector = iocb.code == LIBAIO_PREADV || iocb.code == LIBAIO_PWRITEV;
 	if (!vector && iocb.code != LIBAIO_PREAD && iocb.code != LIBAIO_PWRITE)
 		return 0;
@@ -568,9 +572,6 @@ SUBPROGRAM int ops_libaio_begin(u64 pointer, u64 id, u64 now)
 		.tgid = id >> 32,
 		.tid = id,
 	};
-	file = kv_file_of(iocb.descriptor);
-	if (!file || !ops_examine(file, begun.kind, &found))
-		return 0;
 	begun.requested = vector ? ops_vector_bytes(iocb.buffer, iocb.bytes, OPS_LIBAIO_SEGMENTS)
 				 : ops_clamp(iocb.bytes);
 	begun.inode = found.inode;
