@@ -44,6 +44,7 @@ def attribute(
     files: KVFiles,
     unit_tokens: int | None = None,
     fan_out: int = 1,
+    lossy: bool = False,
 ) -> Attribution:
     """Attribute KV operations (``files.op_key >= 0``) and lookups to requests.
 
@@ -55,6 +56,7 @@ def attribute(
         files: KV keys of the lookups and operations.
         unit_tokens: tokens in one file, where the engine tells.
         fan_out: threads that may read for one request at once, where the engine tells.
+        lossy: whether some lookups were lost.
     """
     n_ops = len(ops["start_ns"])
     op_request = np.full(n_ops, -1, np.int64)
@@ -68,7 +70,7 @@ def attribute(
     usable = named + [p for p in found if p.request >= 0 and p.request not in exact]
     transfers = (files.op_key >= 0) & (ops["result"] > 0)
     reads = np.flatnonzero(transfers & (ops["kind"] < OpKind.WRITE))
-    for promise, run in runs.follow(reads, usable, requests, ops, files, fan_out):
+    for promise, run in runs.follow(reads, usable, requests, ops, files, fan_out, lossy):
         op_request[run] = promise.request
         op_class[run] = EXACT if promise.exact else THREAD
     writes = np.flatnonzero(transfers & (ops["kind"] >= OpKind.WRITE))

@@ -115,7 +115,7 @@ def _tests(lookups: Frame, files: KVFiles) -> Ints:
         & (np.diff(files.lookup_key[tests]) == 0)
         & ~_pauses(lookups, tests)[1:]
     )
-    return tests[~again] if again.mean() > DOUBLED_SHARE else tests
+    return tests[~again] if again.sum() > DOUBLED_SHARE * len(tests) else tests
 
 
 def _pauses(lookups: Frame, tests: Ints) -> Flags:
@@ -140,15 +140,14 @@ def _cut_repeats(key: Ints, cut: Flags) -> None:
 
 def _cut_heads(key: Ints, cut: Flags) -> None:
     """A key that began other bursts begins one here, unless it usually follows this very key."""
-    heads = set(key[cut].tolist())
     inside = np.flatnonzero(~cut)
-    pairs = Counter(zip(key[inside - 1].tolist(), key[inside].tolist(), strict=True))
-    followed = Counter(key[inside].tolist())
-    for place in inside.tolist():
-        before, name = int(key[place - 1]), int(key[place])
-        together = pairs[before, name]
-        usual = together > 1 and 2 * together >= followed[name]
-        cut[place] = name in heads and not usual
+    pairs = list(zip(key[inside - 1].tolist(), key[inside].tolist(), strict=True))
+    together, followed = Counter(pairs), Counter(key[inside].tolist())
+    own = [together[pair] > 1 and 2 * together[pair] >= followed[pair[1]] for pair in pairs]
+    doubtful = inside[~np.array(own, bool)]
+    before = -1
+    while before != (before := int(cut.sum())):  # what was cut shows further heads
+        cut[doubtful] |= np.isin(key[doubtful], key[cut])
 
 
 def _before_store(lookups: Frame, files: KVFiles, tests: Ints) -> Flags:

@@ -33,7 +33,10 @@ def correlate(tables: Tables) -> Ledger:
     unit_tokens = engine.unit_tokens if engine else None
     files = identify(lookups, ops)
     fan_out = (engine.reads_in_flight if engine else None) or 1
-    who = attribute(requests, tables.frame("keys"), lookups, ops, files, unit_tokens, fan_out)
+    lost = manifest.losses.get("lookups", Loss())
+    lossy = lost.lost + lost.thinned > 0
+    keys = tables.frame("keys")
+    who = attribute(requests, keys, lookups, ops, files, unit_tokens, fan_out, lossy)
     owner = tie(block, ops)
     kv = np.flatnonzero(files.op_key >= 0)
     kv_ops = _kv_ops(ops, kv, files, who)
@@ -103,7 +106,7 @@ class _Join:
         device: int | None,
     ) -> None:
         self.requests, self.lookups, self.ops, self.block = requests, lookups, ops, block
-        self.who, self.owner = who, owner
+        self.who, self.owner, self.device = who, owner, device
         op, request, share = who.pairs
         is_read = ops["kind"][op] < OpKind.WRITE
         self.op, self.share = op[is_read], share[is_read]
@@ -194,7 +197,7 @@ def _attribution(join: _Join, request: int) -> dict[str, float]:
 
 def _idle_before(join: _Join, arrival: int | None, first_read: int | None) -> int | None:
     """Time between arrival and first read in which the KV device had no read outstanding."""
-    if arrival is None or first_read is None or not len(join.block["done_ns"]):
+    if arrival is None or first_read is None or join.device is None:
         return None
     if first_read <= arrival:
         return 0

@@ -24,6 +24,8 @@ _NEVER = np.iinfo(np.int64).max
 _UNMATCHED = 1e6
 _REPEATED = 3.0
 """Cost of leaving a burst unmatched that was asked before: above any good match, below a misfit."""
+_COMPUTED = 10.0
+"""Cost of hits that the engine was told of but did not restore."""
 _MISFIT = 1e3
 
 
@@ -99,9 +101,11 @@ class _Waiting:
         cost = 1 + np.minimum(waited, 1.0) ** 2
         if not self.unit:
             return near, cost
-        # Told of none: it may have computed what it found.
-        off = np.where(self.hits[near] > 0, self._off(near, len(burst.hits)), 0)
-        cost = cost + _MISFIT * np.minimum(off / self.unit, 100)
+        off = self._off(near, len(burst.hits))
+        misfit = _MISFIT * np.minimum(off / self.unit, 100)
+        # None was restored: it may have computed what it found.
+        misfit = np.where(self.hits[near] == 0, np.where(off > 0, _COMPUTED, 0), misfit)
+        cost = cost + np.where(self.hits[near] >= 0, misfit, 0)
         least = (len(burst.hits) + len(burst.misses) - 1) * self.unit
         possible = (self.prompt[near] < 0) | (least < self.prompt[near])
         return near[possible], cost[possible]

@@ -7,8 +7,9 @@ key (or a piece of its file) is read once for a promise, and a job is read to it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,56 @@ Ints = NDArray[np.int64]
 Piece = tuple[int, int]
 """A key and an offset in its file."""
 
+MISSED_SHARE = 0.1
+"""Share of a run's reads, beyond one, that a promise may miss."""
+
 
 @dataclass
 class _Run:
-    """One thread's reads so far, and each promise that explains all of them -> place reached."""
+    """One thread's reads so far and each promise that explains them -> place reached in it.
+
+    Where lookups were lost (``lossy``) a promise may miss some of the reads (``missed``).
+    ``unexplained`` are reads since the last that no promise knows.
+    """
 
     ops: list[int]
     pieces: dict[Piece, None]
     candidates: dict[int, int]
+    lossy: bool
+    missed: Counter[int] = field(default_factory=Counter)
+    unexplained: list[int] = field(default_factory=list)
+
+    def goes_on(self, op: int, piece: Piece, fits: dict[int, int], back: int) -> bool:
+        """Take a read that comes after the last: a later key, or another piece of its file.
+
+        Args:
+            op: row of ``ops``.
+            piece: what it reads.
+            fits: promises of that key -> place in them.
+            back: how many places it may lie behind the furthest.
+        """
+        if piece in self.pieces:
+            return False
+        if not fits:
+            self.unexplained.append(op)
+            return True
+        onward = {
+            p: max(fits[p], place)
+            for p, place in self.candidates.items()
+            if p in fits and fits[p] >= place - back
+        }
+        if not onward:
+            return False
+        self.missed.update(p for p in self.candidates if p not in onward)
+        most = 1 + MISSED_SHARE * len(self.ops) if self.lossy else 0
+        self.candidates = {
+            p: place for p, place in self.candidates.items() if self.missed[p] <= most
+        } | onward
+        # Between two reads of one job is no other.
+        self.ops += [*self.unexplained, op]
+        self.unexplained.clear()
+        self.pieces[piece] = None
+        return True
 
 
 def follow(
@@ -39,6 +82,7 @@ def follow(
     ops: Frame,
     files: KVFiles,
     fan_out: int,
+    lossy: bool,
 ) -> Iterator[tuple[Promise, list[int]]]:
     """Runs of reads with the promise that each belongs to.
 
@@ -49,10 +93,11 @@ def follow(
         ops: frame of the ``ops`` table.
         files: KV keys of the operations.
         fan_out: threads that may read for one request at once.
+        lossy: whether some lookups were lost.
     """
     reads = reads[np.argsort(ops["start_ns"][reads], kind="stable")]
     deadlines = _Deadlines(requests)
-    runs = _cut(reads, _Open(promises, deadlines), ops, files, fan_out)
+    runs = _cut(reads, _Open(promises, deadlines), ops, files, fan_out, lossy)
     choice = _Choice(promises, deadlines, ops, fan_out)
     for run in sorted(runs, key=lambda run: (len(run.candidates), ops["start_ns"][run.ops[0]])):
         yield promises[choice.of(run)], run.ops
@@ -94,11 +139,7 @@ class _Open:
 
 
 def _cut(
-    reads: Ints,
-    still_open: _Open,
-    ops: Frame,
-    files: KVFiles,
-    fan_out: int,
+    reads: Ints, still_open: _Open, ops: Frame, files: KVFiles, fan_out: int, lossy: bool
 ) -> list[_Run]:
     runs: list[_Run] = []
     running: dict[int, _Run] = {}
@@ -107,31 +148,13 @@ def _cut(
     for op, tid, key, offset, start, kind in rows:
         piece = (key, offset)
         fits = still_open.at(key, start)
-        run = running.get(tid)
         # In an io_uring the pieces of several files are in flight together.
         back = fan_out - 1 if kind == OpKind.URING_READ else 0
-        onward = _onward(run, piece, fits, back) if run is not None else {}
-        if run is not None and onward:
-            run.ops.append(op)
-            run.pieces[piece] = None
-            run.candidates = onward
-        elif fits:
-            running[tid] = _Run([op], {piece: None}, fits)
+        run = running.get(tid)
+        if (run is None or not run.goes_on(op, piece, fits, back)) and fits:
+            running[tid] = _Run([op], {piece: None}, fits, lossy)
             runs.append(running[tid])
-        else:
-            running.pop(tid, None)
     return runs
-
-
-def _onward(run: _Run, piece: Piece, fits: dict[int, int], back: int) -> dict[int, int]:
-    """Promises in which this read goes on: a later key, or another piece of the same file."""
-    if piece in run.pieces:
-        return {}
-    return {
-        p: max(place, run.candidates[p])
-        for p, place in fits.items()
-        if p in run.candidates and place >= run.candidates[p] - back
-    }
 
 
 class _Choice:
@@ -151,9 +174,9 @@ class _Choice:
         return chosen
 
     def _cost(self, run: _Run, p: int) -> tuple[int, int, int, int]:
-        """Least kept by others, least read after its prefill began, complete, then the oldest."""
+        """Fewest kept by others or missed, fewest after prefill, complete, then the oldest."""
         promise = self._promises[p]
-        taken = sum((p, *piece) in self._kept for piece in run.pieces)
+        taken = sum((p, *piece) in self._kept for piece in run.pieces) + run.missed[p]
         late = int((self._ops["end_ns"][run.ops] > self._prefill[promise.request]).sum())
         end = len(promise.hits) if promise.restored is None else promise.restored
         left_over = abs(end - run.candidates[p] - 1)

@@ -252,7 +252,7 @@ class Node:
 
         ``engine`` replaces what the engine tells about itself.
         """
-        last = max(r["first_token_ns"] for r in self.tables["requests"])
+        last = max(r["done_ns"] for r in self.tables["block"])
         told: dict[str, Any] = {
             "unit_tokens": UNIT_TOKENS,
             "unit_bytes": UNIT_BYTES,
