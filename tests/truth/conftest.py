@@ -74,22 +74,38 @@ def traced(
     root = Path(disk.root, name)
     root.mkdir()
     events, truth, out = (folder / f"{name}.{suffix}" for suffix in ("jsonl", "truth", "kvcap"))
-    workload = (*KVPROBE, "workload", "run", "--root", str(root), *SHAPE, *PROMPTS, *PREFILL)
-    workload = (*workload, *options)
-    _call(*workload, "--warm", "reused", "--warm-only", "--drop-caches")
+    workload = (
+        *KVPROBE,
+        "workload",
+        "run",
+        "--root",
+        str(root),
+        *SHAPE,
+        *PROMPTS,
+        *PREFILL,
+        *options,
+    )
+    call(*workload, "--warm", "reused", "--warm-only", "--drop-caches")
     files = ("--events", str(events), "--truth", str(truth))
     scope = capture or ("--root", str(root))
     before = diskstats(disk)
-    _call(
+    call(
         *(*KVPROBE, "capture", "-o", str(out), "--engine", "jsonl", "--signal", str(events)),
         *(*scope, "--", *workload, *files),
     )
-    _call("sync", "-f", disk.root)
+    call("sync", "-f", disk.root)
     after = diskstats(disk)
-    opened = open_capture(out)
-    rows = [json.loads(line) for line in truth.read_text().splitlines()]
     moved = {key: after[key] - before[key] for key in after}
-    return Run(opened, correlate(opened), rows, moved)
+    return read_run(out, truth, moved)
+
+
+def read_run(out: Path, truth: Path, moved: dict[str, int]) -> Run:
+    """Correlate a capture; the tables that tests look at stay in memory."""
+    with open_capture(out) as opened:
+        ledger = correlate(opened)
+        opened.frame("lookups")
+    rows = [json.loads(line) for line in truth.read_text().splitlines()]
+    return Run(opened, ledger, rows, moved)
 
 
 def diskstats(disk: Scratch) -> dict[str, int]:
@@ -121,6 +137,7 @@ def right_share(run: Run, worst_class: int) -> float:
     return float(np.sum(good) / ops["result"][reads].sum())
 
 
-def _call(*command: str) -> None:
+def call(*command: str) -> None:
+    """Run one command; its output is the message where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

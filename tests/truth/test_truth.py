@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +15,21 @@ from kvprobe.correlator import CLASSES
 from kvprobe.schema import LookupKind
 from kvprobe.workload.scratch import Scratch
 
-from .conftest import Run, right_share, traced
+from .conftest import (
+    KVPROBE,
+    PREFILL,
+    PROMPTS,
+    SHAPE,
+    Run,
+    call,
+    diskstats,
+    read_run,
+    right_share,
+    traced,
+)
 
 pytestmark = pytest.mark.root
+UNIT_BYTES = 65536
 THREAD = CLASSES.index("thread")
 
 CASES = {
@@ -43,9 +59,10 @@ def run(
     return traced(disk, folder, request.param, *CASES[request.param].split())
 
 
-def test_nothing_was_lost(run: Run) -> None:
+def test_no_call_was_lost(run: Run) -> None:
     assert run.capture.manifest.complete
-    assert all(loss.lost == 0 == loss.thinned for loss in run.capture.manifest.losses.values())
+    losses = run.capture.manifest.losses
+    assert all(losses[name].lost == 0 == losses[name].thinned for name in ("ops", "lookups"))
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
@@ -79,7 +96,11 @@ def test_direct_reads_are_tied_to_their_commands(run: Run) -> None:
         return
     reads = (block["owner"] >= 0) & (block["op"] == 0)
     served = np.bincount(block["owner"][reads], block["bytes"][reads], len(ops["kind"]))
-    assert np.array_equal(served[direct], ops["result"][direct])
+    assert not (block["owner"][block["op"] == 0] < 0).any()
+    # Some kernels hide a completion now and then (decision 16): then it is counted as lost.
+    unseen = direct & (served == 0)
+    assert np.array_equal(served[direct & ~unseen], ops["result"][direct & ~unseen])
+    assert int(unseen.sum()) <= run.capture.manifest.losses["block"].lost
 
 
 def test_parts_sum_to_their_whole(run: Run) -> None:
@@ -93,24 +114,46 @@ def test_parts_sum_to_their_whole(run: Run) -> None:
             parts = (restore.device_ns, restore.block_queue_ns, restore.software_ns)
             assert sum(parts) + restore.idle_ns == restore.exposed_ns == spans.restore_ns
             assert min(*parts, restore.idle_ns) >= 0
-        if account.storage_hit_tokens:
-            assert restore is not None
-            assert restore.bytes == account.storage_hit_tokens * 4096
+    restored = sum(a.restore.bytes for a in run.ledger.accounts if a.restore)
+    told = sum(row["result"] for row in run.did("read"))
+    # A read that was split between requests is rounded once in each.
+    assert abs(restored - told) <= len(run.ledger.accounts)
 
 
 def test_block_bytes_equal_the_kernels_counters(disk: Scratch, tmp_path: Path) -> None:
-    run = traced(
-        disk,
-        tmp_path,
-        "whole-device",
-        "--requests=151",
-        "--concurrency=4",
-        "--no-store",
-        capture=("--device", str(disk.name)),
+    out, truth = tmp_path / "whole.kvcap", tmp_path / "truth"
+    root = Path(disk.root, "whole-device")
+    root.mkdir()
+    workload = (*KVPROBE, "workload", "run", "--root", str(root), *SHAPE, *PROMPTS, *PREFILL)
+    call(*workload, "--warm=reused", "--warm-only")
+    call("sync", "-f", disk.root)
+    before = diskstats(disk)
+    recorder = subprocess.Popen(
+        (*KVPROBE, "capture", "-o", str(out), "--device", str(disk.name)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
+    try:
+        wait_until(lambda: Path(f"{out}.part", "manifest.json").exists())
+        call(*workload, "--requests=151", "--concurrency=4", "--no-store", "--truth", str(truth))
+    finally:
+        recorder.send_signal(signal.SIGINT)
+        assert recorder.wait(60) == 0
+    after = diskstats(disk)
+    moved = {key: after[key] - before[key] for key in after}
+    run = read_run(out, truth, moved)
     block = run.capture.frame("block")
     reads = (block["device"] == disk.device) & (block["op"] == 0)
-    told = sum(row["result"] for row in run.did("read"))
-    assert told > 0
-    assert int(block["bytes"][reads].sum()) == pytest.approx(run.diskstats["read_bytes"], rel=1e-3)
-    assert int(block["bytes"][reads].sum()) >= told
+    lost = run.capture.manifest.losses["block"].lost
+    assert sum(row["result"] for row in run.did("read")) > 100 * UNIT_BYTES
+    seen = int(block["bytes"][reads].sum()) + lost * UNIT_BYTES
+    assert seen == pytest.approx(moved["read_bytes"], rel=1e-3)
+    assert int(reads.sum()) + lost == pytest.approx(moved["reads"], rel=1e-3)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Poll until a condition holds; fail after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
