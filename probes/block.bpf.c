@@ -392,6 +392,7 @@ RAW_HOOK(block_start, block_io_start)
 		return 0;
 	if (unlikely_true(slot->request == request)) { /* its last completion was not shown to us */
 		block_abandon(slot);
+		COUNT(block_unseen, 1);
 		if (slot->submitter == KV_TARGET)
 			COUNT(lost_block, 1);
 	}

@@ -79,7 +79,7 @@ def _copy(descriptor: int) -> int:
 
 
 def _failure(what: str, lines: list[str]) -> KvprobeError:
-    """libbpf's own words: the verifier's last line where there is one."""
+    """The words of libbpf: the verifier's last line where there is one."""
     code = ctypes.get_errno()
     useful = [
         line.removeprefix("libbpf: ").strip()

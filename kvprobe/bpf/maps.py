@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvprobe.bpf.attach import bpf
 
-_LOOKUP, _UPDATE, _DELETE, _NEXT_KEY = 1, 2, 3, 4
+_LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _LOOKUP_BATCH = 1, 2, 3, 4, 24
 
 
 def lookup(descriptor: int, key: bytes, value_bytes: int) -> bytes | None:
@@ -80,6 +80,24 @@ def array_element(descriptor: int, index: int, words: int) -> NDArray[np.uint64]
     """One element of an array map, as 64-bit words."""
     value = lookup(descriptor, struct.pack("=I", index), 8 * words)
     return np.frombuffer(value or bytes(8 * words), np.uint64)
+
+
+def array_words(descriptor: int, entries: int, words: int) -> NDArray[np.uint64]:
+    """A whole array map, one row of 64-bit words per element.
+
+    Raises:
+        OSError: the kernel is older than 5.6, or what else it answered.
+    """
+    names = ctypes.create_string_buffer(4 * entries)
+    values = ctypes.create_string_buffer(8 * words * entries)
+    position = ctypes.create_string_buffer(4)
+    addresses = (0, *(ctypes.addressof(buffer) for buffer in (position, names, values)))
+    try:
+        bpf(_LOOKUP_BATCH, struct.pack("=QQQQIIQQ", *addresses, entries, descriptor, 0, 0))
+    except OSError as error:
+        if error.errno != errno.ENOENT:  # the end was reached
+            raise
+    return np.frombuffer(memoryview(values), np.uint64).reshape(entries, words)
 
 
 @cache

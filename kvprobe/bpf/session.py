@@ -1,7 +1,7 @@
 """A running collection: load the probes, attach them, read rows, counts and cost, detach.
 
-    with open_session(["block", "ops"], Filters(root="/mnt/kv")) as session:
-        rows = session.poll()["block"]
+Used as ``with open_session(["block", "ops"], Filters(root="/mnt/kv")) as session: ...`` with a
+``session.poll()`` every 20 ms or so.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from kvprobe.errors import KvprobeError
 from kvprobe.model import Filters, Loss, Missing, ProgramCost, Rows
 
 _DETACHING_THREADS = 32
+_BLOCK_SLOTS = (65536, 8)
+"""Entries of the map ``block_slots`` and 64-bit words of each; the first is the request."""
 _ONE = struct.pack("=I", 1)
 
 
@@ -141,6 +143,18 @@ class Session:
             return 0
         return maps.per_cpu_u64(self._loaded.maps["counters"], self._counters[name])
 
+    def in_flight(self) -> dict[str, int]:
+        """Per table, what has begun and not ended: these rows are neither delivered nor lost."""
+        found = {}
+        if self._loaded and "block_slots" in self._loaded.maps:
+            slots = maps.array_words(self._loaded.maps["block_slots"], *_BLOCK_SLOTS)
+            spilled = sum(1 for _ in maps.keys(self._loaded.maps["block_spill"], 8))
+            found["block"] = int(np.count_nonzero(slots[:, 0])) + spilled
+        if "ops" in self._rings:
+            ended = self.counter("ops_ended")  # first: what begins and ends meanwhile cancels
+            found["ops"] = self.counter("ops_begun") - ended
+        return found
+
     def cost(self) -> tuple[ProgramCost, ...]:
         """Runs and net run time of each program within the measured windows.
 
@@ -216,9 +230,7 @@ class Session:
         if "block_depth" in self._loaded.maps:
             self._aggregates = Aggregates(self._loaded.maps, self._start_ns)
         if budget_share is not None and schema.BLOCK.name in self._rings:
-            self._governor = Governor(
-                self.set_keep_one_in, self._filters.keep_one_in, budget_share
-            )
+            self._governor = Governor(self.set_keep_one_in, self._filters.keep_one_in, budget_share)
 
     def _attach(self, hooks: Sequence[Hook], loaded: Loaded) -> None:
         """Last events of a row first, so that no row begins that cannot end."""
@@ -235,9 +247,7 @@ class Session:
         if self._root is None:
             return
         for device, inode, what in self._root.entries:
-            maps.update(
-                loaded.maps["roots"], packed_file(device, inode), struct.pack("=I", what)
-            )
+            maps.update(loaded.maps["roots"], packed_file(device, inode), struct.pack("=I", what))
         if "lookups_prefixes" in loaded.maps:
             for index, prefix in enumerate(self._root.prefixes):
                 maps.update(
