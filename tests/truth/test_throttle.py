@@ -17,8 +17,8 @@ RATE = 19 * 2**20
 # Without a wait between requests the rate limiter has no idle time to give back as a burst; with
 # reads of 1 MiB its clock ticks are small beside the wait of one read.
 OPTIONS = (
-    *("--requests=29", "--concurrency=1", "--no-store", "--prefill-cost=0,0,0"),
-    *("--unit-tokens=256", "--prompt-tokens=1024", "--max-prompt-tokens=3000"),
+    *("--requests=5", "--concurrency=1", "--no-store", "--prefill-cost=0,0,0"),
+    *("--unit-tokens=256", "--prompt-tokens=4096", "--prefixes=1"),
 )
 
 
