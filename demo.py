@@ -28,7 +28,7 @@ from kvprobe.document import facts_of, propose
 from kvprobe.errors import KvprobeError
 from kvprobe.findings import detect_all
 from kvprobe.model import Facts, Interval, Proposal
-from kvprobe.prediction import predict_restore, predict_ttft, settings_after
+from kvprobe.prediction import predict_restore, predict_ttft, setting, settings_after
 from kvprobe.units import duration
 from kvprobe.workload.scratch import scratch_filesystem
 from kvprobe.workload.sweep_file import read_sweep
@@ -36,10 +36,10 @@ from kvprobe.workload.sweep_file import read_sweep
 RECORDED = Path(__file__).parent / "tests" / "data" / "demo"
 # Small units read one at a time: the defaults of several engines, and the mistake seen most often.
 REQUESTS, UNIT_TOKENS, READS_IN_FLIGHT = 211, 16, 1
-SHAPE = "--model custom --layers 8 --kv-heads 4 --head-dim 64 --synthetic --seed 7"
+SHAPE = "--model custom --layers 4 --kv-heads 4 --head-dim 64 --synthetic --seed 7"
 LOAD = (
     f"{SHAPE} --requests {REQUESTS} --prompt-tokens 1536 --max-prompt-tokens 4096 --prefixes 11 "
-    "--concurrency 1 --prefill-cost 2,22,0.4 --direct"
+    "--concurrency 1 --prefill-cost 2,14,0.4 --direct"
 )
 DRAWS = 2000
 
@@ -100,7 +100,7 @@ def _run(files: Files, recorded: Files, use_recorded: bool) -> None:
         say("3. Nothing is predicted that was not measured: what can this storage do?")
         _sweep(files, disk.root)
         proposals = _proposals(files)
-        settings = " ".join(p.apply for p in proposals if p.apply.startswith("--"))
+        settings = _settings(_facts(files)[1], proposals)
         if not proposals or not settings:
             say("No change is worth it here: this storage gains nothing by larger units or depth.")
             return
@@ -154,6 +154,20 @@ def _proposals(files: Files) -> list[Proposal]:
     ledger, facts = _facts(files)
     wanted = [p for p in propose(detect_all(ledger), facts) if p.needs is None]
     return [p for p in wanted if p.knob in ("unit_bytes", "bytes_in_flight")]
+
+
+def _settings(facts: Facts, proposals: Sequence[Proposal]) -> str:
+    """The proposals in the workload's own options."""
+    words = []
+    for proposal in proposals:
+        said = setting(facts, proposal.knob, int(proposal.proposed or 0))
+        if said is not None and said.name is not None:
+            words.append(f"{said.name} {said.value}")
+    unit_bytes, reads = settings_after(facts, proposals)
+    if unit_bytes is not None and reads is not None:
+        # Each proposal stands for itself: bytes in flight were counted in present units.
+        words[-1] = f"--reads-in-flight {reads}"
+    return " ".join(words)
 
 
 def _judge(files: Files, proposals: Sequence[Proposal], settings: str) -> None:

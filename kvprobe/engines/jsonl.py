@@ -36,7 +36,7 @@ def _translate_workload(knob: str, value: int, engine: EngineFacts) -> EngineSet
     if knob == "bytes_in_flight" and engine.unit_bytes:
         return EngineSetting("--reads-in-flight", str(max(1, value // engine.unit_bytes)), how)
     if knob == "prefetch_horizon":
-        return EngineSetting("--prefetch", "on" if value > 0 else "off", how)
+        return EngineSetting("--prefetch", None, how if value > 0 else f"leave out this {how}")
     return EngineSetting(None, None, f"kvprobe workload run has no option for {knob}")
 
 

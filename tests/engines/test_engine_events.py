@@ -320,8 +320,9 @@ def test_settings_are_those_of_the_engine_named() -> None:
     assert (unit.name, unit.value) == ("--unit-tokens", "131")
     depth = translate("bytes_in_flight", 7 * 16 * 2048 + 5, workload)
     assert (depth.name, depth.value) == ("--reads-in-flight", "7")
-    assert translate("prefetch_horizon", 1, workload).value == "on"
-    assert translate("prefetch_horizon", 0, workload).value == "off"
+    on, off = (translate("prefetch_horizon", value, workload) for value in (1, 0))
+    assert on.name == off.name == "--prefetch" and on.value is None and off.value is None
+    assert off.how.startswith("leave out")
     assert translate("unit_bytes", 1, EngineFacts("kvprobe-workload")).name is None
     vllm = EngineFacts("vllm", bytes_per_token=2048)
     assert translate("unit_bytes", 64 * 2048, vllm).name == "block_size"
