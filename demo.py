@@ -183,13 +183,13 @@ def _judge(files: Files, proposals: Sequence[Proposal], settings: str) -> None:
         ("first token", predict_ttft(facts, unit_bytes, reads), _ttfts(before), _ttfts(after)),
     ]
     say("")
-    say(f"{'mean of a request':18}{'before':>10}  {'predicted after':>32}  {'measured after':>32}")
+    say(f"{'mean of a request':22}{'before':>10}{'predicted':>30}{'measured':>30}")
     for name, predicted, old, new in rows:
-        now = f"{duration(float(old.mean())):>10}"
-        say(f"{name:18}{now}  {_shown(predicted):>32}  {_shown(_mean(new)):>32}")
-    for name, predicted, old, new in rows:
-        promised = _gain(predicted, float(old.mean()))
-        say(f"gain in {name:18}predicted {promised:>26}   measured {_measured_gain(old, new)}")
+        now = float(old.mean())
+        say(f"{name:22}{duration(now):>10}{_shown(predicted):>30}{_shown(_mean(new)):>30}")
+        promised, kept = _gain(predicted, now), _measured_gain(old, new)
+        say(f"{'  gain':22}{'':>10}{promised:>30}{kept:>30}")
+    say("")
     say(f"n = {len(rows[0][2])} restores before and {len(rows[0][3])} after; intervals are 90 %.")
     say("One run each, so the measured interval holds the scatter of requests, not of the day.")
 
