@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 
 from kvprobe import schema
 from kvprobe.bpf.roots import kernel_device
-from kvprobe.bpf.session import Session
+from kvprobe.bpf.session import Session, open_session
 from kvprobe.model import Filters, Rows
 
 P = ParamSpec("P")
@@ -153,23 +154,49 @@ def retry_unseen(test: Callable[P, None]) -> Callable[P, None]:
     return again
 
 
-def drain(session: Session, collected: Collected | None = None) -> Collected:
+def drain(session: Session, unseen_before: int = 0) -> Collected:
     """Everything that a finished workload has caused, late completions included.
 
     Raises:
         UnseenError: requests never completed as far as BPF could see. Sessions need the device
             filter, else other people's requests are waited for, too.
     """
-    collected = Collected() if collected is None else collected
+    collected = Collected()
     for _ in range(20):
         time.sleep(0.02)
         collected.add(session.poll())
         if not session.in_flight().get("block"):
             break
     collected.add(session.poll())
-    if session.in_flight().get("block") or session.counter("block_unseen"):
-        raise UnseenError(f"{session.in_flight()} {session.counter('block_unseen')}")
+    unseen = session.counter("block_unseen") - unseen_before
+    if session.in_flight().get("block") or unseen:
+        raise UnseenError(f"{session.in_flight()}, {unseen} unseen")
     return collected
+
+
+@dataclass
+class Watch:
+    """One session for the tests of a module: opening and closing take longer than the tests."""
+
+    session: Session
+    _unseen: int = 0
+
+    def begin(self) -> None:
+        """Forget what was before."""
+        with contextlib.suppress(UnseenError):
+            drain(self.session)
+        self._unseen = self.session.counter("block_unseen")
+
+    def end(self) -> Collected:
+        """The rows since ``begin``; see ``drain``."""
+        return drain(self.session, self._unseen)
+
+
+@pytest.fixture(scope="module")
+def watch(loop_fs: LoopFs) -> Iterator[Watch]:
+    """All probes on the loop device's file system, nothing else."""
+    with open_session(None, loop_fs.filters) as session:
+        yield Watch(session)
 
 
 def rows_of(rows: Rows, path: Path) -> Rows:

@@ -14,7 +14,7 @@ from kvprobe.bpf.session import open_session
 from kvprobe.model import Filters
 from kvprobe.schema import BlockMethod
 
-from .conftest import MIB, LoopFs, drain, retry_unseen, rows_of, run_fio, run_python
+from .conftest import MIB, LoopFs, Watch, drain, retry_unseen, rows_of, run_fio, run_python
 
 pytestmark = pytest.mark.root
 
@@ -55,11 +55,12 @@ def sync() -> None:
 @retry_unseen
 def test_each_direct_read_is_one_row_that_names_its_file_thread_and_offset(
     loop_fs: LoopFs,
+    watch: Watch,
 ) -> None:
     path = loop_fs.file()
-    with open_session(["block"], loop_fs.filters) as session:
-        tid = int(run_python(DIRECT_READS, path, 509, 4096, 12288))
-        rows = drain(session)["block"]
+    watch.begin()
+    tid = int(run_python(DIRECT_READS, path, 509, 4096, 12288))
+    rows = watch.end()["block"]
     assert len(rows) == 509
     assert len(rows_of(rows, path)) == 509
     assert rows["offset"].tolist() == [n * 12288 for n in range(509)]
@@ -76,11 +77,13 @@ def test_each_direct_read_is_one_row_that_names_its_file_thread_and_offset(
 
 
 @retry_unseen
-def test_every_request_of_a_large_read_carries_the_offset_of_that_read(loop_fs: LoopFs) -> None:
+def test_every_request_of_a_large_read_carries_the_offset_of_that_read(
+    loop_fs: LoopFs, watch: Watch
+) -> None:
     path = loop_fs.file()
-    with open_session(["block"], loop_fs.filters) as session:
-        run_python(DIRECT_READS, path, 3, 7 * MIB, 7 * MIB)
-        rows = rows_of(drain(session)["block"], path)
+    watch.begin()
+    run_python(DIRECT_READS, path, 3, 7 * MIB, 7 * MIB)
+    rows = rows_of(watch.end()["block"], path)
     assert len(rows) > 3  # the device takes less than 7 MiB at a time
     assert set(rows["offset"]) == {0, 7 * MIB, 14 * MIB}
     for offset in (0, 7 * MIB, 14 * MIB):
@@ -92,15 +95,15 @@ def test_every_request_of_a_large_read_carries_the_offset_of_that_read(loop_fs: 
 @pytest.mark.parametrize("engine", ["io_uring", "libaio"])
 @retry_unseen
 def test_block_rows_of_asynchronous_reads_carry_the_offsets_of_the_operations(
-    loop_fs: LoopFs, engine: str
+    loop_fs: LoopFs, watch: Watch, engine: str
 ) -> None:
     path = loop_fs.file()
-    with open_session(["block", "ops"], loop_fs.filters) as session:
-        run_fio(
-            path, f"--ioengine={engine}", "--direct=1", "--rw=randread", "--bs=8k",
-            "--iodepth=16", "--number_ios=1013", "--io_size=1g",
-        )  # fmt: skip
-        rows = drain(session)
+    watch.begin()
+    run_fio(
+        path, f"--ioengine={engine}", "--direct=1", "--rw=randread", "--bs=8k",
+        "--iodepth=16", "--number_ios=1013", "--io_size=1g",
+    )  # fmt: skip
+    rows = watch.end()
     block, ops = rows_of(rows["block"], path), rows_of(rows["ops"], path)
     assert len(ops) == len(block) == 1013
     assert np.sort(block["offset"]).tolist() == np.sort(ops["offset"]).tolist()
@@ -108,22 +111,24 @@ def test_block_rows_of_asynchronous_reads_carry_the_offsets_of_the_operations(
 
 
 @retry_unseen
-def test_a_buffered_read_is_placed_by_its_page(loop_fs: LoopFs) -> None:
+def test_a_buffered_read_is_placed_by_its_page(loop_fs: LoopFs, watch: Watch) -> None:
     path = loop_fs.file()
-    with open_session(["block"], loop_fs.filters) as session:
-        run_python(PAGE_READS, path, 251, 3 * 4096)
-        rows = rows_of(drain(session)["block"], path)
+    watch.begin()
+    run_python(PAGE_READS, path, 251, 3 * 4096)
+    rows = rows_of(watch.end()["block"], path)
     assert set(rows["method"]) == {BlockMethod.PAGE}
     assert np.sort(rows["offset"]).tolist() == [n * 3 * 4096 for n in range(251)]
     assert rows["bytes"].sum() == 251 * 4096
 
 
 @retry_unseen
-def test_sequential_buffered_reads_cover_the_file_without_overlap(loop_fs: LoopFs) -> None:
+def test_sequential_buffered_reads_cover_the_file_without_overlap(
+    loop_fs: LoopFs, watch: Watch
+) -> None:
     path = loop_fs.file(size=8 * MIB)
-    with open_session(["block"], loop_fs.filters) as session:
-        run_python("import sys; open(sys.argv[1], 'rb').read()", path)
-        rows = rows_of(drain(session)["block"], path)
+    watch.begin()
+    run_python("import sys; open(sys.argv[1], 'rb').read()", path)
+    rows = rows_of(watch.end()["block"], path)
     order = np.argsort(rows["offset"])
     start, size = rows["offset"][order], rows["bytes"][order]
     assert start[0] == 0
@@ -132,12 +137,12 @@ def test_sequential_buffered_reads_cover_the_file_without_overlap(loop_fs: LoopF
 
 
 @retry_unseen
-def test_write_back_belongs_to_the_file_whoever_submits_it(loop_fs: LoopFs) -> None:
+def test_write_back_belongs_to_the_file_whoever_submits_it(loop_fs: LoopFs, watch: Watch) -> None:
     path = loop_fs.file()
-    with open_session(["block"], loop_fs.filters) as session:
-        run_python(BUFFERED_WRITE, path, 127, "no")
-        sync()  # the kernel's flusher submits
-        rows = rows_of(drain(session)["block"], path)
+    watch.begin()
+    run_python(BUFFERED_WRITE, path, 127, "no")
+    sync()  # the kernel's flusher submits
+    rows = rows_of(watch.end()["block"], path)
     assert set(rows["op"]) == {1}
     assert set(rows["method"]) == {BlockMethod.PAGE}
     assert rows["bytes"].sum() == 127 * 4096
@@ -187,7 +192,9 @@ def test_asynchronous_reads_of_a_raw_device_are_told_as_such(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("rule", "held"), [(1_000_000_000, 0), (4_000_000, 13)])
 @retry_unseen
-def test_held_says_that_the_throttle_let_go_late(loop_fs: LoopFs, rule: int, held: int) -> None:
+def test_held_says_that_the_throttle_let_go_late(
+    loop_fs: LoopFs, watch: Watch, rule: int, held: int
+) -> None:
     path = loop_fs.file()
     group = Path("/sys/fs/cgroup/blkio") / f"kvprobe-test-{os.getpid()}"
     if not group.parent.joinpath("blkio.throttle.read_bps_device").exists():
@@ -195,10 +202,10 @@ def test_held_says_that_the_throttle_let_go_late(loop_fs: LoopFs, rule: int, hel
     group.mkdir()
     try:
         group.joinpath("blkio.throttle.read_bps_device").write_text(f"{loop_fs.major_minor} {rule}")
-        with open_session(["block"], loop_fs.filters) as session:
-            join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
-            run_python(join + DIRECT_READS, path, 13, MIB, MIB)
-            rows = rows_of(drain(session)["block"], path)
+        watch.begin()
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
+        run_python(join + DIRECT_READS, path, 13, MIB, MIB)
+        rows = rows_of(watch.end()["block"], path)
     finally:
         group.rmdir()
     requests = rows["held"].reshape(-1)
