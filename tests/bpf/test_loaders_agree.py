@@ -19,7 +19,7 @@ from kvprobe.bpf import bcc_loader
 from kvprobe.bpf.session import Session, open_session
 from kvprobe.model import Filters, Rows
 
-from .conftest import MIB, Collected, LoopFs, drain, run_fio, run_python
+from .conftest import MIB, Collected, LoopFs, drain, retry_unseen, run_fio, run_python
 
 pytestmark = [
     pytest.mark.root,
@@ -116,8 +116,9 @@ def check(found: dict[str, Collected]) -> None:
     assert_equal(found, schema.LOOKUPS, 15)
 
 
+@retry_unseen
 def test_rows_below_a_root(loop_fs: LoopFs) -> None:
-    with both(Filters(root=str(loop_fs.mountpoint))) as sessions:
+    with both(loop_fs.filters) as sessions:
         work(loop_fs)
         check(collect(sessions))
         assert {name: session.losses() for name, session in sessions.items()} == {
@@ -125,12 +126,14 @@ def test_rows_below_a_root(loop_fs: LoopFs) -> None:
         }
 
 
+@retry_unseen
 def test_rows_of_a_process_and_its_children(loop_fs: LoopFs) -> None:
     with both(Filters(tgids=(os.getpid(),), device=loop_fs.dev_t)) as sessions:
         work(loop_fs)
         check(collect(sessions))
 
 
+@retry_unseen
 def test_aggregates(loop_fs: LoopFs) -> None:
     """Depth and histogram count requests of the device; latencies may fall into the next bucket."""
     path = loop_fs.file("aggregates")

@@ -34,6 +34,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         self.row = schema.numpy_dtype(self.table)
+        self.first = self.table.columns[0].name
         self.stride = HEADER_BYTES + self.row.itemsize
         self.consumer = np.zeros(1, np.uint64)
         self.producer = np.zeros(1, np.uint64)
@@ -57,7 +58,7 @@ class Memory:
         """As bpf_ringbuf_submit or bpf_ringbuf_discard of one of the open records."""
         at, serial = self.reserved.pop(which)
         rows = np.zeros(1, self.row)
-        rows["start_ns"] = serial
+        rows[self.first] = serial
         self._write(at + HEADER_BYTES, rows.tobytes())
         flags = DISCARDED if discard else 0
         self._write(at, np.array([self.row.itemsize | flags], "<u4").tobytes())
@@ -92,7 +93,7 @@ def test_whatever_happens_rows_arrive_once_in_order_and_complete(
         if step == "reserve":
             memory.reserve()
         elif step == "drain":
-            arrived += ring.drain()["start_ns"].tolist()
+            arrived += ring.drain()[memory.first].tolist()
         elif memory.reserved:
             memory.finish(number % len(memory.reserved), discard=step == "discard")
         # Nothing unfinished, nothing twice, nothing out of order, nothing past an open record.
@@ -102,7 +103,7 @@ def test_whatever_happens_rows_arrive_once_in_order_and_complete(
     while memory.reserved:
         memory.finish(0, discard=False)
     for _ in range(2):
-        arrived += ring.drain()["start_ns"].tolist()
+        arrived += ring.drain()[memory.first].tolist()
     assert arrived == sorted(memory.committed)
     assert ring.rows == len(arrived)
     assert memory.consumer[0] == memory.producer[0]
