@@ -314,7 +314,7 @@ inline_always bool block_is_throttled(u64 bio)
 inline_always void block_owner(u64 bio, struct kv_owner *owner)
 {
 	u64 whole = bio, end = (u64)READ(bio, bi_end_io, bio), iocb, file, inode;
-	int i;
+	u32 i;
 
 	for (i = 0; i < 4 && end && end == SYMBOL(bio_chain_endio); i++) {
 		whole = (u64)READ(bio, bi_private, whole);

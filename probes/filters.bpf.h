@@ -74,7 +74,7 @@ inline_always u32 kv_inode_device(u64 inode)
 SUBPROGRAM int kv_under_root(u64 dentry, u32 device)
 {
 	u64 parent, inode;
-	int i;
+	u32 i;
 
 	for (i = 0; i < KV_DEEPEST && dentry; i++) {
 		inode = (u64)READ(dentry, d_inode, dentry);

@@ -14,7 +14,7 @@
  *
  *   RAW_HOOK(program, event) { .. ARG(n) .. }       kernel tracepoint with its kernel arguments
  *   SYSCALL_ENTER(program, call) { .. SYSCALL_ARG(n) .. }
- *   SYSCALL_EXIT(program, call) { .. SYSCALL_RESULT .. }
+ *   SYSCALL_EXIT(program, call, call ..) { .. SYSCALL_RESULT .. }
  *
  *   SUBPROGRAM                            a function that core verifies once, not at every use:
  *                                         numbers in, a number out
@@ -80,7 +80,7 @@ static long (*kv_probe_read_user_str)(void *to, u32 size, const void *from) = (v
 #define RAW_HOOK(program, event) int program(struct bpf_raw_tracepoint_args *ctx)
 #define ARG(n) (ctx->args[n])
 #define SYSCALL_ENTER(program, call) int program(u64 *ctx)
-#define SYSCALL_EXIT(program, call) int program(u64 *ctx)
+#define SYSCALL_EXIT(program, ...) int program(u64 *ctx)
 #define SYSCALL_ARG(n) (ctx[2 + (n)])
 #define SYSCALL_RESULT ((s64)ctx[2])
 
@@ -192,7 +192,7 @@ extern void *bpf_rdonly_cast(const void *pointer, u32 type_id) __attribute__((se
 #define RAW_HOOK(program, event) SEC("raw_tp/" #event) int program(u64 *ctx)
 #define ARG(n) (ctx[n])
 #define SYSCALL_ENTER(program, call) SEC("tp/syscalls/sys_enter_" #call) int program(u64 *ctx)
-#define SYSCALL_EXIT(program, call) SEC("tp/syscalls/sys_exit_" #call) int program(u64 *ctx)
+#define SYSCALL_EXIT(program, ...) SEC("tp/syscalls/sys_exit") int program(u64 *ctx)
 #define SYSCALL_ARG(n) (ctx[2 + (n)])
 #define SYSCALL_RESULT ((s64)ctx[2])
 

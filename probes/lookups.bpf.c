@@ -103,7 +103,7 @@ inline_always int lookups_has_prefix(u64 path, u32 which)
 {
 	struct kv_prefix *prefix = LOOKUP(lookups_prefixes, &which);
 	u64 words[LOOKUPS_WORDS] = {};
-	int i;
+	u32 i;
 
 	/* Its end may lie on a page that is not there: then what was read is compared. */
 	if (!prefix || !prefix->mask[0])
@@ -259,20 +259,10 @@ SYSCALL_ENTER(lookups_access_enter, access)
 	return lookups_enter(LOOKUPS_ACCESS, LOOKUPS_HERE, SYSCALL_ARG(0), LOOKUPS_NO_FLAGS, 0, 0);
 }
 
-SYSCALL_EXIT(lookups_access_exit, access)
-{
-	return lookups_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(lookups_faccessat_enter, faccessat)
 {
 	return lookups_enter(LOOKUPS_ACCESS, SYSCALL_ARG(0), SYSCALL_ARG(1), LOOKUPS_NO_FLAGS, 0,
 			     0);
-}
-
-SYSCALL_EXIT(lookups_faccessat_exit, faccessat)
-{
-	return lookups_exit(SYSCALL_RESULT);
 }
 
 SYSCALL_ENTER(lookups_faccessat2_enter, faccessat2)
@@ -281,29 +271,14 @@ SYSCALL_ENTER(lookups_faccessat2_enter, faccessat2)
 			     0);
 }
 
-SYSCALL_EXIT(lookups_faccessat2_exit, faccessat2)
-{
-	return lookups_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(lookups_newstat_enter, newstat)
 {
 	return lookups_enter(LOOKUPS_STAT, LOOKUPS_HERE, SYSCALL_ARG(0), LOOKUPS_NO_FLAGS, 0, 0);
 }
 
-SYSCALL_EXIT(lookups_newstat_exit, newstat)
-{
-	return lookups_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(lookups_newlstat_enter, newlstat)
 {
 	return lookups_enter(LOOKUPS_STAT, LOOKUPS_HERE, SYSCALL_ARG(0), LOOKUPS_NO_FLAGS, 0, 0);
-}
-
-SYSCALL_EXIT(lookups_newlstat_exit, newlstat)
-{
-	return lookups_exit(SYSCALL_RESULT);
 }
 
 /* With AT_EMPTY_PATH it is about a descriptor: no look-up. */
@@ -314,21 +289,11 @@ SYSCALL_ENTER(lookups_newfstatat_enter, newfstatat)
 	return lookups_enter(LOOKUPS_STAT, SYSCALL_ARG(0), SYSCALL_ARG(1), LOOKUPS_NO_FLAGS, 0, 0);
 }
 
-SYSCALL_EXIT(lookups_newfstatat_exit, newfstatat)
-{
-	return lookups_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(lookups_statx_enter, statx)
 {
 	if (SYSCALL_ARG(2) & AT_EMPTY_PATH)
 		return 0;
 	return lookups_enter(LOOKUPS_STAT, SYSCALL_ARG(0), SYSCALL_ARG(1), LOOKUPS_NO_FLAGS, 0, 0);
-}
-
-SYSCALL_EXIT(lookups_statx_exit, statx)
-{
-	return lookups_exit(SYSCALL_RESULT);
 }
 
 /* ------------------------------------------------------------------------------- opens */
@@ -338,19 +303,9 @@ SYSCALL_ENTER(lookups_open_enter, open)
 	return lookups_enter(LOOKUPS_OPEN, LOOKUPS_HERE, SYSCALL_ARG(0), SYSCALL_ARG(1), 0, 0);
 }
 
-SYSCALL_EXIT(lookups_open_exit, open)
-{
-	return lookups_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(lookups_openat_enter, openat)
 {
 	return lookups_enter(LOOKUPS_OPEN, SYSCALL_ARG(0), SYSCALL_ARG(1), SYSCALL_ARG(2), 0, 0);
-}
-
-SYSCALL_EXIT(lookups_openat_exit, openat)
-{
-	return lookups_exit(SYSCALL_RESULT);
 }
 
 /* struct open_how begins with 64 bits of flags. */
@@ -358,11 +313,6 @@ SYSCALL_ENTER(lookups_openat2_enter, openat2)
 {
 	return lookups_enter(LOOKUPS_OPEN, SYSCALL_ARG(0), SYSCALL_ARG(1),
 			     READ_USER(u64, SYSCALL_ARG(2)), 0, 0);
-}
-
-SYSCALL_EXIT(lookups_openat2_exit, openat2)
-{
-	return lookups_exit(SYSCALL_RESULT);
 }
 
 /* ----------------------------------------------------------------------------- renames */
@@ -373,20 +323,10 @@ SYSCALL_ENTER(lookups_rename_enter, rename)
 			     LOOKUPS_HERE, SYSCALL_ARG(1));
 }
 
-SYSCALL_EXIT(lookups_rename_exit, rename)
-{
-	return lookups_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(lookups_renameat_enter, renameat)
 {
 	return lookups_enter(LOOKUPS_RENAME_FROM, SYSCALL_ARG(0), SYSCALL_ARG(1), LOOKUPS_NO_FLAGS,
 			     SYSCALL_ARG(2), SYSCALL_ARG(3));
-}
-
-SYSCALL_EXIT(lookups_renameat_exit, renameat)
-{
-	return lookups_exit(SYSCALL_RESULT);
 }
 
 SYSCALL_ENTER(lookups_renameat2_enter, renameat2)
@@ -395,7 +335,9 @@ SYSCALL_ENTER(lookups_renameat2_enter, renameat2)
 			     SYSCALL_ARG(2), SYSCALL_ARG(3));
 }
 
-SYSCALL_EXIT(lookups_renameat2_exit, renameat2)
+/* After the calls' beginnings: what ends a row is attached before what begins it. */
+SYSCALL_EXIT(lookups_returned, access, faccessat, faccessat2, newstat, newlstat, newfstatat, statx,
+	     open, openat, openat2, rename, renameat, renameat2)
 {
 	return lookups_exit(SYSCALL_RESULT);
 }

@@ -221,7 +221,7 @@ inline_always u32 ops_clamp(u64 bytes)
 SUBPROGRAM u32 ops_vector_bytes(u64 vector, u64 count, u64 most)
 {
 	u64 sum = 0;
-	int i;
+	u32 i;
 
 	for (i = 0; i < OPS_SEGMENTS; i++) {
 		if (i >= count || i >= most)
@@ -328,19 +328,9 @@ SYSCALL_ENTER(ops_read_enter, read)
 	return ops_enter(OPS_READ, SYSCALL_ARG(0), SYSCALL_ARG(2), 0, OPS_AT_POSITION);
 }
 
-SYSCALL_EXIT(ops_read_exit, read)
-{
-	return ops_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(ops_pread64_enter, pread64)
 {
 	return ops_enter(OPS_PREAD64, SYSCALL_ARG(0), SYSCALL_ARG(2), 0, SYSCALL_ARG(3));
-}
-
-SYSCALL_EXIT(ops_pread64_exit, pread64)
-{
-	return ops_exit(SYSCALL_RESULT);
 }
 
 SYSCALL_ENTER(ops_readv_enter, readv)
@@ -349,20 +339,10 @@ SYSCALL_ENTER(ops_readv_enter, readv)
 			 OPS_AT_POSITION);
 }
 
-SYSCALL_EXIT(ops_readv_exit, readv)
-{
-	return ops_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(ops_preadv_enter, preadv)
 {
 	return ops_enter(OPS_PREADV, SYSCALL_ARG(0), SYSCALL_ARG(2), SYSCALL_ARG(1),
 			 SYSCALL_ARG(3));
-}
-
-SYSCALL_EXIT(ops_preadv_exit, preadv)
-{
-	return ops_exit(SYSCALL_RESULT);
 }
 
 /* For the second versions an offset of -1 means the file's position, as OPS_AT_POSITION does. */
@@ -372,29 +352,14 @@ SYSCALL_ENTER(ops_preadv2_enter, preadv2)
 			 SYSCALL_ARG(3));
 }
 
-SYSCALL_EXIT(ops_preadv2_exit, preadv2)
-{
-	return ops_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(ops_write_enter, write)
 {
 	return ops_enter(OPS_WRITE, SYSCALL_ARG(0), SYSCALL_ARG(2), 0, OPS_AT_POSITION);
 }
 
-SYSCALL_EXIT(ops_write_exit, write)
-{
-	return ops_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(ops_pwrite64_enter, pwrite64)
 {
 	return ops_enter(OPS_PWRITE64, SYSCALL_ARG(0), SYSCALL_ARG(2), 0, SYSCALL_ARG(3));
-}
-
-SYSCALL_EXIT(ops_pwrite64_exit, pwrite64)
-{
-	return ops_exit(SYSCALL_RESULT);
 }
 
 SYSCALL_ENTER(ops_writev_enter, writev)
@@ -403,20 +368,10 @@ SYSCALL_ENTER(ops_writev_enter, writev)
 			 OPS_AT_POSITION);
 }
 
-SYSCALL_EXIT(ops_writev_exit, writev)
-{
-	return ops_exit(SYSCALL_RESULT);
-}
-
 SYSCALL_ENTER(ops_pwritev_enter, pwritev)
 {
 	return ops_enter(OPS_PWRITEV, SYSCALL_ARG(0), SYSCALL_ARG(2), SYSCALL_ARG(1),
 			 SYSCALL_ARG(3));
-}
-
-SYSCALL_EXIT(ops_pwritev_exit, pwritev)
-{
-	return ops_exit(SYSCALL_RESULT);
 }
 
 SYSCALL_ENTER(ops_pwritev2_enter, pwritev2)
@@ -425,7 +380,9 @@ SYSCALL_ENTER(ops_pwritev2_enter, pwritev2)
 			 SYSCALL_ARG(3));
 }
 
-SYSCALL_EXIT(ops_pwritev2_exit, pwritev2)
+/* After the calls' beginnings: what ends a row is attached before what begins it. */
+SYSCALL_EXIT(ops_returned, read, pread64, readv, preadv, preadv2, write, pwrite64, writev, pwritev,
+	     pwritev2)
 {
 	return ops_exit(SYSCALL_RESULT);
 }
@@ -592,7 +549,7 @@ SYSCALL_ENTER(ops_io_submit_enter, io_submit)
 {
 	u64 id = bpf_get_current_pid_tgid(), count = SYSCALL_ARG(1), array = SYSCALL_ARG(2);
 	u64 now = bpf_ktime_get_ns();
-	int i;
+	u32 i;
 
 	if (!kv_is_target(id >> 32) || (s64)count <= 0)
 		return 0;
@@ -618,9 +575,9 @@ SYSCALL_EXIT(ops_io_submit_exit, io_submit)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	struct ops_call *call = ops_call_of(id);
-	s64 taken = SYSCALL_RESULT < 0 ? 0 : SYSCALL_RESULT;
+	u64 taken = SYSCALL_RESULT < 0 ? 0 : SYSCALL_RESULT;
 	u64 array, count;
-	int i;
+	u32 i;
 
 	if (!call)
 		return 0;
@@ -659,7 +616,7 @@ inline_always int ops_reap_exit(s64 count)
 	u64 id = bpf_get_current_pid_tgid(), events, event, key;
 	struct ops_call *call = ops_call_of(id);
 	struct ops_request *begun;
-	int i;
+	u32 i;
 
 	if (!call)
 		return 0;

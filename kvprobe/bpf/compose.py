@@ -22,7 +22,7 @@ SHARED = ("kernel.bpf.h", "filters.bpf.h")
 FILTERS = "filters"
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
-_HOOK = re.compile(r"^(RAW_HOOK|SYSCALL_ENTER|SYSCALL_EXIT)\((\w+),\s*(\w+)\)", re.M)
+_HOOK = re.compile(r"^(RAW_HOOK|SYSCALL_ENTER|SYSCALL_EXIT)\((\w+),([\w,\s]+)\)", re.M)
 _MAP = re.compile(r"^(HASH|LRU_HASH|ARRAY|PER_CPU_ARRAY|RING)\(([^()]*)\);$", re.M)
 _FIELD = re.compile(r"\b(?:READ|ADDRESS|CONTAINER|HAS_FIELD)\(\s*(\w+)\s*,\s*(\w+)\s*[,)]")
 _TYPE = re.compile(r"\b(?:TYPE_SIZE|HAS_TYPE)\(\s*(\w+)\s*\)")
@@ -34,7 +34,7 @@ _MAP_ARGUMENTS = {"HASH": 4, "LRU_HASH": 4, "ARRAY": 3, "PER_CPU_ARRAY": 3, "RIN
 
 @dataclass(frozen=True)
 class Hook:
-    """One BPF program: where it attaches and which probe it belongs to."""
+    """A place where a BPF program attaches, and which probe it belongs to."""
 
     name: str
     kind: str
@@ -91,7 +91,7 @@ def compose(probes: Sequence[Probe], *, bcc: bool) -> Source:
     everything = "\n".join(text for _, text in bare)
     hooks = [hook for probe, text in bare for hook in _hooks(probe, text)]
     maps = [item for probe, text in bare for item in _maps(probe, text)]
-    _ensure_unique("program", [(hook.name, hook.probe) for hook in hooks])
+    _ensure_unique("program", [(m[1], probe) for probe, text in bare for m in _HOOK.findall(text)])
     _ensure_unique("map", [(item.name, item.probe) for item in maps])
     rings = [item.name for item in maps if item.kind == "RING"]
     row_counters = [f"{what}_{ring}" for ring in rings for what in ("lost", "thinned")]
@@ -124,8 +124,9 @@ def kernel_name(structure: str) -> str:
 
 def _hooks(probe: str, text: str) -> list[Hook]:
     return [
-        Hook(program, _HOOK_KINDS[macro], event, probe)
-        for macro, program, event in _HOOK.findall(text)
+        Hook(program, _HOOK_KINDS[macro], event.strip(), probe)
+        for macro, program, events in _HOOK.findall(text)
+        for event in events.split(",")
     ]
 
 
