@@ -8,7 +8,9 @@ at the first miss, and a chunk's key is a hash over all before it, so that it ha
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +47,9 @@ class Promise:
     exact: bool = False
     restored: int | None = None
     """How many of ``hits``, from the first, the engine restored; None: all."""
+    thread: int = -1
+    paused: bool = False
+    """Only a pause of its thread sets it apart from the burst before."""
 
 
 def bursts(lookups: Frame, files: KVFiles, requests: int) -> list[Promise]:
@@ -60,9 +65,13 @@ def bursts(lookups: Frame, files: KVFiles, requests: int) -> list[Promise]:
         return []
     key = files.lookup_key[tests]
     hit = lookups["result"][tests] >= 0
-    cut = _pauses(lookups, tests)
+    pauses = _pauses(lookups, tests)
+    cut = np.ones(len(tests), bool)
+    cut[1:] = np.diff(lookups["tid"][tests]) != 0
     stops_at_miss = len(np.unique(key[~hit])) <= MISSES_PER_REQUEST * requests
     cut[1:] |= ~hit[:-1] & (hit[1:] | stops_at_miss)
+    sure = cut.copy()
+    cut |= pauses
     _cut_repeats(key, cut)
     _cut_heads(key, cut)
     found = []
@@ -75,9 +84,49 @@ def bursts(lookups: Frame, files: KVFiles, requests: int) -> list[Promise]:
                 hits=key[good].tolist(),
                 misses=key[bad].tolist(),
                 rows=tests[np.concatenate([good, bad])].tolist(),
+                thread=int(lookups["tid"][tests[rows[0]]]),
+                paused=bool(pauses[rows[0]] and not sure[rows[0]]),
             )
         )
     return sorted(found, key=lambda p: p.start_ns)
+
+
+def mend(found: list[Promise], explained: Callable[[Promise], bool]) -> list[Promise]:
+    """Join bursts that a thread's pause cut in two: the thread lost its processor, or its lock.
+
+    A burst goes on after the pause where its next key follows the last one in another burst too,
+    or is in the middle of another. It does not where that key begins other bursts. Where neither
+    is known, it goes on if no request explains what there is of it.
+
+    Args:
+        found: bursts by start time.
+        explained: whether some waiting request was told of just the hits of a burst.
+    """
+    pairs: set[tuple[int, int]] = set()
+    inside: set[int] = set()
+    heads: Counter[int] = Counter()
+    for promise in found:
+        keys = [*promise.hits, *promise.misses]
+        pairs.update(pairwise(keys))
+        inside.update(keys[1:])
+        heads[keys[0]] += not promise.paused
+    last: dict[int, Promise] = {}
+    mended: list[Promise] = []
+    for promise in found:
+        before = last.get(promise.thread)
+        if promise.paused and before is not None and before.hits and not before.misses:
+            key = promise.hits[0] if promise.hits else promise.misses[0]
+            follows = (before.hits[-1], key) in pairs
+            unknown = not heads[key] and (key in inside or not explained(before))
+            if key not in before.hits and (follows or unknown):
+                before.end_ns = promise.end_ns
+                before.rows = [*before.rows, *promise.rows]
+                before.hits += promise.hits
+                before.misses += promise.misses
+                continue
+        last[promise.thread] = promise
+        mended.append(promise)
+    return mended
 
 
 def split(promise: Promise, lengths: list[int], lookups: Frame) -> list[Promise]:
@@ -94,6 +143,7 @@ def split(promise: Promise, lengths: list[int], lookups: Frame) -> list[Promise]
                 hits=promise.hits[place],
                 misses=promise.misses if last else [],
                 rows=rows,
+                thread=promise.thread,
             )
         )
         first += length

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
-from kvprobe.correlator.bursts import Promise, bursts, split
+from kvprobe.correlator.bursts import Promise, bursts, mend, split
 from kvprobe.correlator.identify import KVFiles
 from kvprobe.model import Frame
 
@@ -41,6 +41,7 @@ def asked(
     """
     waiting = _Waiting(requests, unit_tokens)
     found = bursts(lookups, files, len(waiting.order))
+    found = mend(found, waiting.explain)
     found = [part for burst in found for part in _divide(burst, waiting, lookups)]
     fits = [waiting.fitting(burst) for burst in found]
     _match(found, fits, len(requests["arrival_ns"]))
