@@ -14,9 +14,8 @@ struct kv_control {
 	u64 start_ns; /* since when the aggregates count */
 };
 
-enum { KV_ROOT = 1, KV_ABOVE_ROOT = 2 };
-/* Directories between a file and the root; inlined, the loop is what the verifier works at. */
-enum { KV_DEEPEST = PER_LOADER(32, 16) };
+/* KV_DEEPEST: folders between a file and the root; where inlined, the verifier walks each. */
+enum { KV_ROOT = 1, KV_ABOVE_ROOT = 2, KV_DEEPEST = PER_LOADER(32, 16) };
 enum { KV_STRANGER = 0, KV_TARGET = 1, KV_KERNEL_THREAD = 2 };
 
 HASH(targets, u32, u32, 16384);
