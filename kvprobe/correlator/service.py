@@ -82,11 +82,12 @@ def account_devices(
     cells: tuple[ServiceCell, ...],
     kv_device: int | None,
 ) -> tuple[DeviceAccount, ...]:
-    """One account per device with traffic in the window, the KV device first.
+    """One account per device with rows in the window, the KV device first.
 
-    ``cells`` belong to ``kv_device``, the device most KV reads came from.
+    In-kernel sums cover all devices; those without a row are what the filters left out, and are
+    shown only when no device has rows. ``cells`` belong to ``kv_device``, the device most KV reads came from.
     """
-    seen = np.unique(np.concatenate([block["device"], depth["device"]])).tolist()
+    seen = np.unique(block["device"] if len(block["device"]) else depth["device"]).tolist()
     facts = {f.device: f for f in devices}
     accounts = [
         _account(

@@ -86,7 +86,7 @@ def _courses(item: Any, page: Page) -> Iterator[tuple[str, str]]:
 def _little(check: Any) -> str:
     ratio = number(check, "ratio")
     if ratio is None:
-        return "not checked: too few requests"
+        return "not checked: no request has a row, or rows are missing (see losses)"
     n = units.count(number(check, "n"))
     text = f"rate x latency / measured depth = {units.fixed(ratio, 3)} (n={n})"
     if ratio < 0.9:
