@@ -133,19 +133,20 @@ def test_block_bytes_equal_the_kernels_counters(disk: Scratch, tmp_path: Path) -
     call(*workload, "--warm=reused", "--warm-only")
     call("sync", "-f", disk.root)
     before = diskstats(disk)
-    recorder = subprocess.Popen(
-        (*KVPROBE, "capture", "-o", str(out), "--device", str(disk.name), "-d", "100"),
-        stdout=(log := open(tmp_path / "log", "w")),
-        stderr=log,
-    )
-    try:
-        wait_until(lambda: Path(f"{out}.part", "manifest.json").exists())
-        call(*workload, "--requests=151", "--concurrency=4", "--no-store", "--truth", str(truth))
-    finally:
-        recorder.send_signal(signal.SIGINT)
-        code = recorder.wait(60)
-        log.close()
-    assert code == 0, Path(log.name).read_text()
+    log = tmp_path / "log"
+    with open(log, "w") as words:
+        recorder = subprocess.Popen(
+            (*KVPROBE, "capture", "-o", str(out), "--device", str(disk.name), "-d", "100"),
+            stdout=words,
+            stderr=words,
+        )
+        try:
+            wait_until(lambda: Path(f"{out}.part", "manifest.json").exists())
+            call(*workload, "--requests=151", "--concurrency=4", "--no-store", f"--truth={truth}")
+        finally:
+            recorder.send_signal(signal.SIGINT)
+            code = recorder.wait(60)
+    assert code == 0, log.read_text()
     after = diskstats(disk)
     moved = {key: after[key] - before[key] for key in after}
     run = read_run(out, truth, moved)
