@@ -79,6 +79,7 @@ enum {
 	KV_SIZES = 18,
 	KV_LATENCIES = 121,
 	KV_NO_QUEUE = 0xffffffff,
+	KV_SPILLED = 1, /* in place of a disk */
 	KV_PAGE_SHIFT = 12,
 	KV_WORKER_KIND = sizeof("kworker/") - 1, /* then u, or the number of its CPU */
 };
@@ -86,21 +87,22 @@ enum {
 /* BlockMethod in kvprobe/schema.py */
 enum { KV_METHOD_NONE = 0, KV_METHOD_DIRECT = 1, KV_METHOD_PAGE = 2, KV_METHOD_RAW_DEVICE = 3 };
 
-/* One cache line. Device and queues stay when the request is over: the next user of the slot is
- * nearly always the same device. */
+/* One cache line. Disk, device and queues stay when the request is over: the next user of the slot
+ * is nearly always the same device. */
 struct kv_request {
 	u64 request;
+	u64 disk;
 	u64 queued_ns;
 	u64 issued_ns;
 	u32 tgid;
 	u32 tid;
-	u32 device;
+	u32 device; /* of the disk */
 	u32 queues; /* of the device: index of its reads in block_depth and block_histogram */
 	u32 queue;  /* of this request, or KV_NO_QUEUE */
 	u32 bytes;  /* completed so far */
-	u32 submitter;
-	u32 by_worker; /* submitted by a worker of a CPU, as blk-throttle does when it lets go */
-	u32 unused[2];
+	u32 flags;
+	u16 submitter;
+	u16 by_worker; /* submitted by a worker of a CPU, as blk-throttle does when it lets go */
 };
 
 struct kv_depth {
@@ -124,7 +126,6 @@ struct kv_owner {
 	u64 dentry;
 	u32 device;
 	u32 method;
-	u32 throttled; /* a throttling rule covered the bio */
 };
 
 ARRAY(block_slots, struct kv_request, KV_SLOTS);
@@ -136,36 +137,39 @@ ARRAY(block_histogram, struct kv_histogram, KV_QUEUES);
 RING(block);
 
 /* The whole disk: request.part is not set yet at block_io_start. 0 for a passthrough queue. */
-inline_always u32 block_device_of(u64 request)
+inline_always u32 block_device_of(u64 disk)
 {
-	u64 disk = (u64)READ(request_queue, disk, READ(request, q, request));
-
 	return disk ? READ(block_device, bd_dev, READ(gendisk, part0, disk)) : 0;
 }
 
-inline_always u32 block_slot_index(u64 request)
+inline_always u64 block_disk_of(u64 request)
 {
-	return (request * 0x9E3779B97F4A7C15ULL) >> 48;
+	return (u64)READ(request_queue, disk, READ(request, q, request));
 }
 
+/* Requests of one queue lie side by side in memory, 256 bytes apart at least, and so do their slots;
+ * which part of the slots a megabyte of memory falls on is mixed. */
+inline_always u32 block_slot_index(u64 request)
+{
+	return (u32)((request >> 8) ^ (((request >> 20) * 0x9E3779B97F4A7C15ULL) >> 40)) &
+	       (KV_SLOTS - 1);
+}
+
+/* The slot of a request in flight; its own, or one in the spill map. */
 inline_always struct kv_request *block_find(u64 request)
 {
 	u32 index = block_slot_index(request);
 	struct kv_request *slot = LOOKUP(block_slots, &index);
 
-	if (!slot || slot->request == request)
+	if (!slot || likely_true(slot->request == request))
 		return slot;
 	return LOOKUP(block_spill, &request);
 }
 
-inline_always void block_release(u64 request)
+inline_always void block_release(u64 request, struct kv_request *slot)
 {
-	u32 index = block_slot_index(request);
-	struct kv_request *direct = LOOKUP(block_slots, &index);
-
-	if (direct && direct->request == request)
-		direct->request = 0;
-	else
+	slot->request = 0;
+	if (unlikely_true(slot->disk == KV_SPILLED))
 		DELETE(block_spill, &request);
 }
 
@@ -303,39 +307,57 @@ inline_always void block_page_owner(u64 bio, struct kv_owner *owner)
 		owner->dentry = kv_inode_dentry(inode);
 }
 
-inline_always bool block_is_throttled(u64 bio)
+/* A bio that was split off points to the one it came from. */
+inline_always u64 block_whole(u64 bio)
 {
-	u64 flags = READ(bio, bi_flags, bio);
+	u32 i;
 
+	for (i = 0; i < 4; i++) {
+		u64 end = (u64)READ(bio, bi_end_io, bio);
+
+		if (!end || end != SYMBOL(bio_chain_endio))
+			break;
+		bio = (u64)READ(bio, bi_private, bio);
+	}
+	return bio;
+}
+
+/* blk-throttle held the request back: a rule covers its bio, and a worker let it go. */
+inline_always bool block_is_held(u64 bio, struct kv_request *slot)
+{
+	u64 flags;
+
+	if (!slot->by_worker || !bio)
+		return 0;
+	flags = READ(bio, bi_flags, bio) | READ(bio, bi_flags, block_whole(bio));
 	return (flags >> ENUMERATOR(BIO_BPS_THROTTLED) | flags >> ENUMERATOR(BIO_THROTTLED)) & 1;
 }
 
-/* File of a direct operation and where that operation starts. A split bio points to its whole. */
+/* File of a direct operation and where that operation starts. */
 inline_always void block_owner(u64 bio, struct kv_owner *owner)
 {
-	u64 whole = bio, end = (u64)READ(bio, bi_end_io, bio), iocb, file, inode;
-	u32 i;
+	u64 whole = block_whole(bio), end, address, file;
+	const struct bio *view = VIEW(bio, whole);
 
-	for (i = 0; i < 4 && end && end == SYMBOL(bio_chain_endio); i++) {
-		whole = (u64)READ(bio, bi_private, whole);
-		end = (u64)READ(bio, bi_end_io, whole);
-	}
-	owner->throttled = block_is_throttled(bio) || (whole != bio && block_is_throttled(whole));
+	end = (u64)READ(bio, bi_end_io, view);
 	if (end && end == SYMBOL(iomap_dio_bio_end_io)) {
-		iocb = (u64)READ(iomap_dio, iocb, READ(bio, bi_private, whole));
+		address = (u64)READ(iomap_dio, iocb, READ(bio, bi_private, view));
 		owner->method = KV_METHOD_DIRECT;
 	} else if (end && end == SYMBOL(blkdev_bio_end_io_async)) {
-		iocb = (u64)READ(blkdev_dio, iocb, CONTAINER(blkdev_dio, bio, whole));
+		address = (u64)READ(blkdev_dio, iocb, CONTAINER(blkdev_dio, bio, whole));
 		owner->method = KV_METHOD_RAW_DEVICE;
 	} else {
 		block_page_owner(bio, owner);
 		return;
 	}
+	const struct kiocb *iocb = VIEW(kiocb, address);
+
 	file = (u64)READ(kiocb, ki_filp, iocb);
-	inode = (u64)READ(file, f_inode, file);
 	owner->offset = READ(kiocb, ki_pos, iocb);
+	const struct inode *inode = VIEW(inode, READ(file, f_inode, file));
+
 	owner->inode = READ(inode, i_ino, inode);
-	owner->device = kv_inode_device(inode);
+	owner->device = READ(super_block, s_dev, READ(inode, i_sb, inode));
 	if (CONFIG(root_inode))
 		owner->dentry = kv_file_dentry(file);
 }
@@ -376,50 +398,61 @@ inline_always void block_abandon(struct kv_request *slot)
 		block_depth_change(slot->queue, bpf_ktime_get_ns(), -1);
 }
 
+/* A request came back although its last completion was not shown to us. */
+inline_always void block_was_unseen(struct kv_request *slot)
+{
+	block_abandon(slot);
+	COUNT(block_unseen, 1);
+	if (slot->submitter == KV_TARGET)
+		COUNT(lost_block, 1);
+}
+
 RAW_HOOK(block_start, block_io_start)
 {
-	u64 request = ARG(0), id = bpf_get_current_pid_tgid(), now;
-	u64 task = bpf_get_current_task();
-	u32 flags = READ(task_struct, flags, task);
-	u32 device = block_device_of(request), index = block_slot_index(request), op;
-	struct kv_request *slot, spilled = {.queues = KV_NO_QUEUE};
+	u64 request = ARG(0), id = bpf_get_current_pid_tgid(), task = bpf_get_current_task(), now;
+	u64 disk = block_disk_of(request);
+	u32 task_flags = READ(task_struct, flags, task), index = block_slot_index(request), op;
+	struct kv_request *slot = LOOKUP(block_slots, &index), spilled = {};
 	bool spill = 0;
 
-	if (CONFIG(device) && device != CONFIG(device))
-		return 0;
-	slot = LOOKUP(block_slots, &index);
 	if (!slot)
 		return 0;
-	if (unlikely_true(slot->request == request)) { /* its last completion was not shown to us */
-		block_abandon(slot);
-		COUNT(block_unseen, 1);
-		if (slot->submitter == KV_TARGET)
-			COUNT(lost_block, 1);
+	if (unlikely_true(slot->request)) {
+		if (slot->request == request) {
+			block_was_unseen(slot);
+		} else {
+			spill = 1;
+			slot = &spilled;
+		}
 	}
-	if (unlikely_true(slot->request && slot->request != request)) {
-		spill = 1;
-		slot = &spilled;
+	if (unlikely_true(slot->disk != disk || !disk)) {
+		slot->device = block_device_of(disk);
+		if (CONFIG(device) && slot->device != CONFIG(device)) {
+			slot->disk = 0;
+			return 0;
+		}
+		slot->disk = disk;
+		slot->queues = disk ? block_queues_of(slot->device) : KV_NO_QUEUE;
 	}
 	now = bpf_ktime_get_ns();
-	op = READ(request, cmd_flags, request) & 0xff;
-	if (unlikely_true(slot->device != device)) {
-		slot->device = device;
-		slot->queues = block_queues_of(device);
-	}
-	slot->queue = op <= 1 && slot->queues != KV_NO_QUEUE ? slot->queues + op : KV_NO_QUEUE;
 	slot->request = request;
 	slot->queued_ns = now;
 	slot->issued_ns = 0;
 	slot->tgid = id >> 32;
 	slot->tid = id;
 	slot->bytes = 0;
-	slot->submitter = kv_submitter(id >> 32, flags);
-	slot->by_worker = flags & PF_WQ_WORKER &&
+	slot->flags = READ(request, cmd_flags, request);
+	slot->submitter = kv_submitter(id >> 32, task_flags);
+	slot->by_worker = task_flags & PF_WQ_WORKER &&
 			  READ_AT(char, ADDRESS(task_struct, comm, task) + KV_WORKER_KIND) != 'u';
+	op = slot->flags & 0xff;
+	slot->queue = op <= 1 && slot->queues != KV_NO_QUEUE ? slot->queues + op : KV_NO_QUEUE;
 	if (slot->queue != KV_NO_QUEUE)
 		block_depth_change(slot->queue, now, 1);
-	if (unlikely_true(spill))
+	if (unlikely_true(spill)) {
+		slot->disk = KV_SPILLED;
 		UPDATE(block_spill, &request, slot);
+	}
 	return 0;
 }
 
@@ -435,9 +468,8 @@ RAW_HOOK(block_issue, block_rq_issue)
 
 inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 bytes, u32 status)
 {
-	u64 bio = (u64)READ(request, bio, request);
-	u64 queue = (u64)READ(request, mq_hctx, request);
-	u32 flags = READ(request, cmd_flags, request);
+	const struct request *view = VIEW(request, request);
+	u64 bio = (u64)READ(request, bio, view), queue = (u64)READ(request, mq_hctx, view);
 	struct kv_owner owner = {.offset = ~0ULL};
 	struct kv_block *row;
 
@@ -456,19 +488,19 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 	row->queued_ns = slot->queued_ns;
 	row->issued_ns = slot->issued_ns;
 	row->inode = owner.inode;
-	row->sector = READ(request, __sector, request) - (slot->bytes >> 9);
+	row->sector = READ(request, __sector, view) - (slot->bytes >> 9);
 	row->offset = owner.offset;
 	row->bytes = slot->bytes + bytes;
 	row->device = slot->device;
 	row->fs_device = owner.device;
 	row->tgid = slot->tgid;
 	row->tid = slot->tid;
-	row->flags = flags >> 8;
+	row->flags = slot->flags >> 8;
 	row->hw_queue = queue ? READ(blk_mq_hw_ctx, queue_num, queue) : ~0U;
-	row->op = flags;
+	row->op = slot->flags;
 	row->method = owner.method;
 	row->status = status;
-	row->held = owner.throttled && slot->by_worker;
+	row->held = block_is_held(bio, slot);
 	SUBMIT(block, row);
 }
 
@@ -479,7 +511,8 @@ RAW_HOOK(block_done, block_rq_complete)
 	struct kv_request *slot = block_find(request);
 
 	if (!slot) {
-		if (bytes && (!CONFIG(device) || block_device_of(request) == CONFIG(device)))
+		if (bytes && (!CONFIG(device) ||
+			      block_device_of(block_disk_of(request)) == CONFIG(device)))
 			COUNT(block_unmatched, 1);
 		return 0;
 	}
@@ -494,7 +527,7 @@ RAW_HOOK(block_done, block_rq_complete)
 	}
 	if (slot->submitter != KV_STRANGER && now - slot->queued_ns >= CONFIG(min_latency_ns))
 		block_row(request, slot, now, bytes, ARG(1) & 0xff);
-	block_release(request);
+	block_release(request, slot);
 	return 0;
 }
 
@@ -507,6 +540,6 @@ RAW_HOOK(block_merged, block_rq_merge)
 	if (!slot)
 		return 0;
 	block_abandon(slot);
-	block_release(request);
+	block_release(request, slot);
 	return 0;
 }

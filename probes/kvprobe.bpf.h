@@ -20,6 +20,7 @@
  *                                         numbers in, a number out
  *   PER_LOADER(core, bcc)                 one of two numbers; bcc's loops must be shorter
  *   READ(structure, field, pointer)       one field of a kernel structure, of its declared type
+ *   VIEW(structure, pointer)              a pointer for several READs: core casts once
  *   ADDRESS(structure, field, pointer)    where it is: for embedded structures, strings, arrays
  *   CONTAINER(structure, field, address)  the structure around a field
  *   HAS_FIELD(structure, field), HAS_TYPE(structure), TYPE_SIZE(structure)
@@ -108,6 +109,7 @@ static long (*kv_probe_read_user_str)(void *to, u32 size, const void *from) = (v
 			       "in this kernel the size of " #structure "." #field " differs"); \
 		READ_AT(kv_field, (u64)(pointer) + O_##structure##_##field);                   \
 	})
+#define VIEW(structure, pointer) ((const struct structure *)(u64)(pointer))
 #define ADDRESS(structure, field, pointer) ((u64)(pointer) + O_##structure##_##field)
 #define CONTAINER(structure, field, address) ((u64)(address)-O_##structure##_##field)
 #define HAS_FIELD(structure, field) (H_##structure##_##field)
@@ -209,12 +211,18 @@ struct timespec64 {
 	((struct structure *)bpf_rdonly_cast((const void *)(pointer),                          \
 					     __builtin_btf_type_id(*(struct structure *)0, 1)))
 #define KV_FIELD(structure, field) (((struct structure *)0)->field)
+#define VIEW(structure, pointer) ((const struct structure *)KV_AS(structure, pointer))
+#define KV_IS_VIEW(structure, pointer)                                                         \
+	__builtin_types_compatible_p(typeof(pointer), const struct structure *)
 #define READ(structure, field, pointer)                                                        \
-	__builtin_choose_expr(sizeof(KV_FIELD(structure, field)) == 8,                         \
-			      (typeof(KV_FIELD(structure, field)))KV_AS(                       \
-				      timespec64, ADDRESS(structure, field, pointer))          \
-				      ->tv_sec,                                                \
-			      KV_AS(structure, pointer)->field)
+	__builtin_choose_expr(                                                                 \
+		KV_IS_VIEW(structure, pointer),                                                \
+		((const struct structure *)(pointer))->field,                                  \
+		__builtin_choose_expr(sizeof(KV_FIELD(structure, field)) == 8,                 \
+				      (typeof(KV_FIELD(structure, field)))KV_AS(               \
+					      timespec64, ADDRESS(structure, field, pointer))  \
+					      ->tv_sec,                                        \
+				      KV_AS(structure, pointer)->field))
 #define ADDRESS(structure, field, pointer) ((u64)(pointer) + KV_OFFSET(structure, field))
 #define KV_OFFSET(structure, field)                                                            \
 	__builtin_preserve_field_info(KV_FIELD(structure, field), 0)
