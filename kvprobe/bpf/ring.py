@@ -50,7 +50,9 @@ class Ring:
         self.size_bytes = len(data) // 2
         self.rows = 0
         self._row = schema.numpy_dtype(table)
-        self._record = np.dtype([("length", "<u4"), ("page", "<u4"), ("row", self._row)])
+        # As plain bytes a row is copied at once; by its columns, numpy copies one at a time.
+        self._bytes = np.dtype(f"V{self._row.itemsize}")
+        self._record = np.dtype([("length", "<u4"), ("page", "<u4"), ("row", self._bytes)])
         if self._record.itemsize % 8:
             raise ValueError(f"rows of {table.name} are no multiple of 8 bytes")
         self._consumer, self._producer, self._data = consumer, producer, data
@@ -95,7 +97,9 @@ class Ring:
             self._checked = start + ready * self._record.itemsize
         records = records[:take]
         discarded = (records["length"] & DISCARDED) != 0
-        rows = records["row"][~discarded] if discarded.any() else records["row"].copy()
+        kept = records["row"][~discarded] if discarded.any() else records["row"]
+        rows = np.empty(len(kept), self._row)
+        rows.view(self._bytes)[:] = kept
         self._consumer[0] = start + take * self._record.itemsize
         self.rows += len(rows)
         return rows
