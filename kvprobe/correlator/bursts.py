@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -96,7 +96,8 @@ def mend(found: list[Promise], explained: Callable[[Promise], bool]) -> list[Pro
 
     A burst goes on after the pause where its next key follows the last one in another burst too,
     or is in the middle of another. It does not where that key begins other bursts. Where neither
-    is known, it goes on if no request explains what there is of it.
+    is known, it goes on if no request explains what there is of it, and against other bursts that
+    begin so if one explains the whole.
 
     Args:
         found: bursts by start time.
@@ -110,23 +111,31 @@ def mend(found: list[Promise], explained: Callable[[Promise], bool]) -> list[Pro
         pairs.update(pairwise(keys))
         inside.update(keys[1:])
         heads[keys[0]] += not promise.paused
-    last: dict[int, Promise] = {}
+    place: dict[int, int] = {}
     mended: list[Promise] = []
     for promise in found:
-        before = last.get(promise.thread)
+        before = mended[place[promise.thread]] if promise.thread in place else None
         if promise.paused and before is not None and before.hits and not before.misses:
             key = promise.hits[0] if promise.hits else promise.misses[0]
-            follows = (before.hits[-1], key) in pairs
-            unknown = not heads[key] and (key in inside or not explained(before))
-            if key not in before.hits and (follows or unknown):
-                before.end_ns = promise.end_ns
-                before.rows = [*before.rows, *promise.rows]
-                before.hits += promise.hits
-                before.misses += promise.misses
+            whole = _joined(before, promise)
+            follows = (before.hits[-1], key) in pairs or (key in inside and not heads[key])
+            wanted = not explained(before) and (not heads[key] or explained(whole))
+            if key not in before.hits and (follows or wanted):
+                mended[place[promise.thread]] = whole
                 continue
-        last[promise.thread] = promise
+        place[promise.thread] = len(mended)
         mended.append(promise)
     return mended
+
+
+def _joined(before: Promise, after: Promise) -> Promise:
+    return replace(
+        before,
+        end_ns=after.end_ns,
+        hits=before.hits + after.hits,
+        misses=before.misses + after.misses,
+        rows=before.rows + after.rows,
+    )
 
 
 def split(promise: Promise, lengths: list[int], lookups: Frame) -> list[Promise]:

@@ -85,7 +85,8 @@ def account_devices(
     """One account per device with rows in the window, the KV device first.
 
     In-kernel sums cover all devices; those without a row are what the filters left out, and are
-    shown only when no device has rows. ``cells`` belong to ``kv_device``, the device most KV reads came from.
+    shown only when no device has rows. ``cells`` belong to ``kv_device``, the device most KV reads
+    came from.
     """
     seen = np.unique(block["device"] if len(block["device"]) else depth["device"]).tolist()
     facts = {f.device: f for f in devices}
