@@ -8,6 +8,8 @@ from dataclasses import dataclass
 BUDGET_SHARE = 0.01
 """Share of one core that the agent may use per ``BUDGET_REQUESTS`` requests a second."""
 BUDGET_REQUESTS = 100_000
+CALM_REQUESTS = 20_000
+"""Requests a second below which nothing is thinned: rows then cost less than the polling."""
 INTERVAL_NS = 1_000_000_000
 MOST_THINNING = 1024
 
@@ -24,8 +26,9 @@ class Thinning:
 class Governor:
     """Doubles or halves the thinning of block rows once a second.
 
-    Thinned more when the agent's CPU share exceeds the budget or rows were lost to a full ring;
-    less when the share has been under a quarter of the budget for two intervals in a row.
+    Thinned more when rows were lost to a full ring, or the agent's CPU share exceeds the budget
+    while there are many requests; less when the share has been under a quarter of the budget, or
+    the requests few, for two intervals in a row.
 
     Args:
         apply: sets ``keep_one_in`` in the kernel.
@@ -59,13 +62,14 @@ class Governor:
         budget = self._budget_share * max(1.0, rate / BUDGET_REQUESTS)
         if lost > last[3]:
             self._set(now_ns, self.keep_one_in * 2, f"{lost - last[3]} rows lost to a full ring")
-        elif share > budget:
+        elif share > budget and rate >= CALM_REQUESTS:
             why = f"agent used {share:.2%} of a core, the budget is {budget:.2%}"
             self._set(now_ns, self.keep_one_in * 2, why)
-        elif share < budget / 4 and self.keep_one_in > self._floor:
+        elif self.keep_one_in > self._floor and (share < budget / 4 or rate < CALM_REQUESTS):
             self._calm += 1
             if self._calm >= 2:
-                self._set(now_ns, self.keep_one_in // 2, f"agent used {share:.2%} of a core")
+                why = f"agent used {share:.2%} of a core for {rate:.0f} requests a second"
+                self._set(now_ns, self.keep_one_in // 2, why)
         else:
             self._calm = 0
 

@@ -88,6 +88,8 @@ class Ring:
             KvprobeError: positions or headers are not those of a ring with such rows.
         """
         start = int(self._consumer[0])
+        if start == int(self._producer[0]):
+            return np.empty(0, self._row)
         records = self._records(start)
         ready = self._finished(records, start)
         if self._ordered:

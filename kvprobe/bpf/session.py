@@ -279,6 +279,8 @@ class Session:
         if self._seeds is not None:
             self._rings[schema.LOOKUPS.name].rows += len(self._seeds)
             rows, self._seeds = np.concatenate((self._seeds, rows)), None
+        if not len(rows):
+            return rows
         first = rows["path"].astype("S1")
         keep = np.ones(len(rows), bool)
         for index in np.flatnonzero(first != b"/"):
