@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +42,9 @@ for n in range(count):
 BUFFERED_WRITE = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
+start = int(sys.argv[4]) if len(sys.argv) > 4 else 0
 for n in range(int(sys.argv[2])):
-    os.pwrite(fd, os.urandom(4096), n * 3 * 4096)
+    os.pwrite(fd, os.urandom(4096), start + n * 3 * 4096)
 if sys.argv[3] == "fsync":
     os.fsync(fd)
 """
@@ -121,32 +124,57 @@ def test_a_buffered_read_is_placed_by_its_page(loop_fs: LoopFs, watch: Watch) ->
     assert rows["bytes"].sum() == 251 * 4096
 
 
+@contextlib.contextmanager
+def queue_settings(loop_fs: LoopFs, **settings: int) -> Iterator[None]:
+    queue = Path("/sys/block") / Path(loop_fs.device).name / "queue"
+    before = {name: (queue / name).read_text() for name in settings}
+    try:
+        for name, value in settings.items():
+            (queue / name).write_text(str(value))
+        yield
+    finally:
+        for name, text in before.items():
+            (queue / name).write_text(text)
+
+
+@pytest.mark.parametrize(("read_ahead_kib", "largest_kib"), [(128, 1280), (2048, 24)])
 @retry_unseen
 def test_sequential_buffered_reads_cover_the_file_without_overlap(
-    loop_fs: LoopFs, watch: Watch
+    loop_fs: LoopFs, watch: Watch, read_ahead_kib: int, largest_kib: int
 ) -> None:
+    """Also where the block layer cuts bios in the middle of a run of pages."""
     path = loop_fs.file(size=8 * MIB)
-    watch.begin()
-    run_python("import sys; open(sys.argv[1], 'rb').read()", path)
-    rows = rows_of(watch.end()["block"], path)
+    with queue_settings(loop_fs, read_ahead_kb=read_ahead_kib, max_sectors_kb=largest_kib):
+        watch.begin()
+        run_python("import sys; open(sys.argv[1], 'rb').read()", path)
+        rows = rows_of(watch.end()["block"], path)
     order = np.argsort(rows["offset"])
     start, size = rows["offset"][order], rows["bytes"][order]
     assert start[0] == 0
     assert (start[1:] == start[:-1] + size[:-1]).all()
     assert size.sum() == 8 * MIB
+    assert size.max() <= largest_kib << 10
 
 
+@pytest.mark.parametrize("cached", [False, True])
 @retry_unseen
-def test_write_back_belongs_to_the_file_whoever_submits_it(loop_fs: LoopFs, watch: Watch) -> None:
+def test_write_back_belongs_to_the_file_whoever_submits_it(
+    loop_fs: LoopFs, watch: Watch, cached: bool
+) -> None:
+    """Cached: a page that is written lies within a large folio that was read ahead."""
     path = loop_fs.file()
+    if cached:
+        with queue_settings(loop_fs, read_ahead_kb=2048):
+            run_python("import sys; open(sys.argv[1], 'rb').read()", path)
     watch.begin()
-    run_python(BUFFERED_WRITE, path, 127, "no")
+    start = 16 * MIB if cached else 0  # read-ahead begins with single pages
+    run_python(BUFFERED_WRITE, path, 127, "no", start)
     sync()  # the kernel's flusher submits
     rows = rows_of(watch.end()["block"], path)
     assert set(rows["op"]) == {1}
     assert set(rows["method"]) == {BlockMethod.PAGE}
     assert rows["bytes"].sum() == 127 * 4096
-    assert np.sort(rows["offset"]).tolist() == [n * 3 * 4096 for n in range(127)]
+    assert np.sort(rows["offset"]).tolist() == [start + n * 3 * 4096 for n in range(127)]
 
 
 @retry_unseen
@@ -188,6 +216,37 @@ def test_asynchronous_reads_of_a_raw_device_are_told_as_such(tmp_path: Path) -> 
         subprocess.run(["losetup", "--detach", device], check=True)
     assert set(rows["method"]) == {BlockMethod.RAW_DEVICE}
     assert len(rows) == 307
+
+
+@retry_unseen
+def test_a_request_that_completes_in_two_steps_is_one_row_with_its_status(
+    loop_fs: LoopFs,
+) -> None:
+    """A loop device whose file ends in the middle of a read completes the read in two steps."""
+    image = loop_fs.mountpoint.parent / "memory" / "short"
+    image.write_bytes(os.urandom(MIB))
+    device = subprocess.run(
+        ["losetup", "--find", "--show", "--direct-io=on", str(image)],
+        check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    try:
+        os.truncate(image, MIB // 2 + 8192)
+        number = kernel_device(os.stat(device).st_rdev)
+        with open_session(["block"], Filters(device=number)) as session:
+            subprocess.run(
+                ["fio", "--name=job", f"--filename={device}", "--ioengine=libaio", "--direct=1",
+                 "--rw=read", "--bs=64k", f"--offset={MIB // 2}", "--size=64k"],
+                check=False, capture_output=True,
+            )  # fmt: skip
+            rows = drain(session)["block"]
+            histogram = session.aggregates()["histogram"]
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+        image.unlink()
+    (row,) = rows[rows["offset"] == MIB // 2]
+    assert (row["sector"], row["bytes"]) == (MIB // 2 // 512, 65536)
+    assert row["status"] == 10  # BLK_STS_IOERR
+    assert histogram["bytes"][histogram["size_low_bytes"] == 65536].sum() == 65536
 
 
 @pytest.mark.parametrize(("rule", "held"), [(1_000_000_000, 0), (4_000_000, 13)])
