@@ -61,7 +61,7 @@ def attribute(
     n_ops = len(ops["start_ns"])
     op_request = np.full(n_ops, -1, np.int64)
     op_class = np.full(n_ops, NONE, np.int64)
-    found = promises.asked(lookups, files, requests, unit_tokens)
+    found = promises.asked(lookups, files, requests, unit_tokens, lossy)
     lookup_request = np.full(len(lookups["start_ns"]), -1, np.int64)
     for promise in found:
         lookup_request[promise.rows] = promise.request
@@ -125,10 +125,10 @@ def _by_window(
     deadline = np.where(first_token >= 0, first_token, np.iinfo(np.int64).max)
     able = np.flatnonzero((arrival >= 0) & (hits != 0))
     able = able[np.argsort(arrival[able], kind="stable")]
-    longest = np.maximum.accumulate(deadline[able])
+    arrived, longest = arrival[able], np.maximum.accumulate(deadline[able])
     split = []
     for op in reads[op_request[reads] < 0].tolist():
-        stop = np.searchsorted(arrival[able], ops["start_ns"][op], side="right")
+        stop = np.searchsorted(arrived, ops["start_ns"][op], side="right")
         near = able[np.searchsorted(longest, ops["end_ns"][op]) : stop]
         waiting = near[deadline[near] >= ops["end_ns"][op]]
         if len(waiting):

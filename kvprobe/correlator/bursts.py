@@ -7,15 +7,16 @@ at the first miss, and a chunk's key is a hash over all before it, so that it ha
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.correlator.division import Hits, divide
 from kvprobe.correlator.identify import KVFiles
+from kvprobe.correlator.waiting import Waiting
 from kvprobe.model import Frame
 from kvprobe.schema import LookupKind
 
@@ -47,116 +48,53 @@ class Promise:
     exact: bool = False
     restored: int | None = None
     """How many of ``hits``, from the first, the engine restored; None: all."""
-    thread: int = -1
-    paused: bool = False
-    """Only a pause of its thread sets it apart from the burst before."""
 
 
-def bursts(lookups: Frame, files: KVFiles, requests: int) -> list[Promise]:
+def bursts(lookups: Frame, files: KVFiles, waiting: Waiting, lossy: bool = False) -> list[Promise]:
     """Bursts by start time.
 
     Args:
         lookups: frame of the ``lookups`` table.
         files: KV keys of the lookups.
-        requests: number of requests in the window.
+        waiting: the requests that may have asked.
+        lossy: whether some lookups were lost.
     """
     tests = _tests(lookups, files)
     if not len(tests):
         return []
-    key = files.lookup_key[tests]
-    hit = lookups["result"][tests] >= 0
-    pauses = _pauses(lookups, tests)
-    cut = np.ones(len(tests), bool)
-    cut[1:] = np.diff(lookups["tid"][tests]) != 0
-    stops_at_miss = len(np.unique(key[~hit])) <= MISSES_PER_REQUEST * requests
+    key, hit = files.lookup_key[tests], lookups["result"][tests] >= 0
+    pause = _pauses(lookups, tests)
+    cut = pause & ~_goes_on(lookups, tests, pause, waiting)
+    stops_at_miss = len(np.unique(key[~hit])) <= MISSES_PER_REQUEST * len(waiting.order)
     cut[1:] |= ~hit[:-1] & (hit[1:] | stops_at_miss)
-    sure = cut.copy()
-    cut |= pauses
-    _cut_repeats(key, cut)
-    _cut_heads(key, cut)
-    found = []
-    for rows in np.split(np.arange(len(tests)), np.flatnonzero(cut)[1:]):
-        good, bad = rows[hit[rows]], rows[~hit[rows]]
-        found.append(
-            Promise(
-                start_ns=int(lookups["start_ns"][tests[rows[0]]]),
-                end_ns=int(lookups["end_ns"][tests[rows[-1]]]),
-                hits=key[good].tolist(),
-                misses=key[bad].tolist(),
-                rows=tests[np.concatenate([good, bad])].tolist(),
-                thread=int(lookups["tid"][tests[rows[0]]]),
-                paused=bool(pauses[rows[0]] and not sure[rows[0]]),
-            )
+    head = _heads(key, pause, cut)
+    edges = [*np.flatnonzero(cut).tolist(), len(tests)]
+    for first, last in itertools.pairwise(edges.copy()):
+        good = first + int(hit[first:last].sum())
+        rows = tests[first:good]
+        hits = Hits(
+            lookups["start_ns"][rows].tolist(),
+            lookups["end_ns"][rows].tolist(),
+            pause[first:good],
+            head[first:good],
+            _limits(key[first:good]),
         )
-    return sorted(found, key=lambda p: p.start_ns)
+        edges += itertools.accumulate(divide(hits, waiting, lossy)[:-1], initial=first)
+    found = [
+        _promise(lookups, tests[first:last], key[first:last], hit[first:last])
+        for first, last in itertools.pairwise(sorted(set(edges)))
+    ]
+    return sorted(found, key=lambda promise: promise.start_ns)
 
 
-def mend(found: list[Promise], explained: Callable[[Promise], bool]) -> list[Promise]:
-    """Join bursts that a thread's pause cut in two: the thread lost its processor, or its lock.
-
-    A burst goes on after the pause where its next key follows the last one in another burst too,
-    or is in the middle of another. It does not where that key begins other bursts. Where neither
-    is known, it goes on if no request explains what there is of it, and against other bursts that
-    begin so if one explains the whole.
-
-    Args:
-        found: bursts by start time.
-        explained: whether some waiting request was told of just the hits of a burst.
-    """
-    pairs: set[tuple[int, int]] = set()
-    inside: set[int] = set()
-    heads: Counter[int] = Counter()
-    for promise in found:
-        keys = [*promise.hits, *promise.misses]
-        pairs.update(pairwise(keys))
-        inside.update(keys[1:])
-        heads[keys[0]] += not promise.paused
-    place: dict[int, int] = {}
-    mended: list[Promise] = []
-    for promise in found:
-        before = mended[place[promise.thread]] if promise.thread in place else None
-        if promise.paused and before is not None and before.hits and not before.misses:
-            key = promise.hits[0] if promise.hits else promise.misses[0]
-            whole = _joined(before, promise)
-            follows = (before.hits[-1], key) in pairs or (key in inside and not heads[key])
-            wanted = not explained(before) and (not heads[key] or explained(whole))
-            if key not in before.hits and (follows or wanted):
-                mended[place[promise.thread]] = whole
-                continue
-        place[promise.thread] = len(mended)
-        mended.append(promise)
-    return mended
-
-
-def _joined(before: Promise, after: Promise) -> Promise:
-    return replace(
-        before,
-        end_ns=after.end_ns,
-        hits=before.hits + after.hits,
-        misses=before.misses + after.misses,
-        rows=before.rows + after.rows,
+def _promise(lookups: Frame, rows: Ints, key: Ints, hit: Flags) -> Promise:
+    return Promise(
+        start_ns=int(lookups["start_ns"][rows[0]]),
+        end_ns=int(lookups["end_ns"][rows[-1]]),
+        hits=key[hit].tolist(),
+        misses=key[~hit].tolist(),
+        rows=rows.tolist(),
     )
-
-
-def split(promise: Promise, lengths: list[int], lookups: Frame) -> list[Promise]:
-    """Cut a promise after every ``lengths`` hits; misses stay with the last part."""
-    parts, first = [], 0
-    for number, length in enumerate(lengths, 1):
-        last = number == len(lengths)
-        place = slice(first, None if last else first + length)
-        rows = promise.rows[place]
-        parts.append(
-            Promise(
-                start_ns=int(lookups["start_ns"][rows[0]]),
-                end_ns=int(lookups["end_ns"][rows].max()),
-                hits=promise.hits[place],
-                misses=promise.misses if last else [],
-                rows=rows,
-                thread=promise.thread,
-            )
-        )
-        first += length
-    return parts
 
 
 def _tests(lookups: Frame, files: KVFiles) -> Ints:
@@ -179,34 +117,56 @@ def _tests(lookups: Frame, files: KVFiles) -> Ints:
 
 def _pauses(lookups: Frame, tests: Ints) -> Flags:
     """Whether a thread's test begins after a pause, or is its first."""
-    cut = np.ones(len(tests), bool)
+    pause = np.ones(len(tests), bool)
     same_thread = np.diff(lookups["tid"][tests]) == 0
     gaps = lookups["start_ns"][tests][1:] - lookups["end_ns"][tests][:-1]
     usual = float(np.median(gaps[same_thread])) if same_thread.any() else 0.0
-    cut[1:] = ~same_thread | (gaps > max(GAP_FLOOR_NS, GAP_FACTOR * usual))
-    return cut
+    pause[1:] = ~same_thread | (gaps > max(GAP_FLOOR_NS, GAP_FACTOR * usual))
+    return pause
 
 
-def _cut_repeats(key: Ints, cut: Flags) -> None:
-    """A key that the burst has already begins another: chunks of one prompt are distinct."""
-    seen: set[int] = set()
-    for place, (name, first) in enumerate(zip(key.tolist(), cut.tolist(), strict=True)):
-        if first or name in seen:
-            cut[place] = True
-            seen.clear()
-        seen.add(name)
+def _goes_on(lookups: Frame, tests: Ints, pause: Flags, waiting: Waiting) -> Flags:
+    """Pauses that some request waited through: they may lie within one prompt."""
+    goes_on = np.zeros(len(tests), bool)
+    for place in np.flatnonzero(pause)[1:].tolist():
+        before, row = int(tests[place - 1]), int(tests[place])
+        if lookups["tid"][before] == lookups["tid"][row]:
+            span = int(lookups["start_ns"][before]), int(lookups["end_ns"][row])
+            goes_on[place] = len(waiting.at(*span)) > 0
+    return goes_on
 
 
-def _cut_heads(key: Ints, cut: Flags) -> None:
-    """A key that began other bursts begins one here, unless it usually follows this very key."""
+def _limits(key: Ints) -> list[int]:
+    """For each key the place at which some key after it comes again: chunks are distinct."""
+    limits = [len(key)] * len(key)
+    seen: dict[int, int] = {}
+    begin = 0
+    for place, name in enumerate(key.tolist()):
+        again = seen.get(name, -1)
+        if again >= begin:
+            limits[begin : again + 1] = [place] * (again + 1 - begin)
+            begin = again + 1
+        seen[name] = place
+    return limits
+
+
+def _heads(key: Ints, pause: Flags, cut: Flags) -> Flags:
+    """Keys that began other bursts and so begin one, unless they usually follow the one before."""
+    head = cut.copy()
+    for first, last in itertools.pairwise([*np.flatnonzero(cut).tolist(), len(key)]):
+        again = first + _limits(key[first:last])[0]
+        # A key that comes again without a pause in between begins a prompt.
+        if again < last and not pause[first + 1 : again + 1].any():
+            head[again] = True
     inside = np.flatnonzero(~cut)
     pairs = list(zip(key[inside - 1].tolist(), key[inside].tolist(), strict=True))
     together, followed = Counter(pairs), Counter(key[inside].tolist())
     own = [together[pair] > 1 and 2 * together[pair] >= followed[pair[1]] for pair in pairs]
     doubtful = inside[~np.array(own, bool)]
     before = -1
-    while before != (before := int(cut.sum())):  # what was cut shows further heads
-        cut[doubtful] |= np.isin(key[doubtful], key[cut])
+    while before != (before := int(head.sum())):  # what begins here shows further heads
+        head[doubtful] |= np.isin(key[doubtful], key[head])
+    return head
 
 
 def _before_store(lookups: Frame, files: KVFiles, tests: Ints) -> Flags:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
-from kvprobe.correlator.bursts import Promise, bursts, mend, split
+from kvprobe.correlator.bursts import Promise, bursts
 from kvprobe.correlator.identify import KVFiles
+from kvprobe.correlator.waiting import Waiting
 from kvprobe.model import Frame
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_NEVER = np.iinfo(np.int64).max
 _UNMATCHED = 1e6
 _REPEATED = 3.0
 """Cost of leaving a burst unmatched that was asked before: above any good match, below a misfit."""
@@ -30,7 +30,11 @@ _MISFIT = 1e3
 
 
 def asked(
-    lookups: Frame, files: KVFiles, requests: Frame, unit_tokens: int | None
+    lookups: Frame,
+    files: KVFiles,
+    requests: Frame,
+    unit_tokens: int | None,
+    lossy: bool = False,
 ) -> list[Promise]:
     """Bursts of the window with the request each belongs to, -1 where none fits.
 
@@ -39,104 +43,29 @@ def asked(
     tokens the engine says came from storage, then how long after arrival it began, as engines
     look up in order of arrival. Bursts of an engine that asks again each step join the first.
     """
-    waiting = _Waiting(requests, unit_tokens)
-    found = bursts(lookups, files, len(waiting.order))
-    found = mend(found, waiting.explain)
-    found = [part for burst in found for part in _divide(burst, waiting, lookups)]
-    fits = [waiting.fitting(burst) for burst in found]
+    waiting = Waiting(requests, unit_tokens)
+    found = bursts(lookups, files, waiting, lossy)
+    fits = [_fitting(burst, waiting) for burst in found]
     _match(found, fits, len(requests["arrival_ns"]))
     _join_repeats(found, fits)
     return found
 
 
-class _Waiting:
-    """Which requests could have asked at a time, and how well a burst fits them."""
-
-    def __init__(self, requests: Frame, unit_tokens: int | None) -> None:
-        deadline = np.where(
-            requests["prefill_start_ns"] >= 0,
-            requests["prefill_start_ns"],
-            requests["first_token_ns"],
-        )
-        self.arrival = requests["arrival_ns"]
-        self.deadline = np.where(deadline >= 0, deadline, _NEVER)
-        self.hits, self.device = requests["storage_hit_tokens"], requests["device_hit_tokens"]
-        self.prompt, self.unit = requests["prompt_tokens"], unit_tokens
-        order = np.argsort(self.arrival, kind="stable")
-        self.order = order[self.arrival[order] >= 0]
-        self._arrived = self.arrival[self.order]
-        self._longest = np.maximum.accumulate(self.deadline[self.order])
-        told = (self.deadline < _NEVER) & (self.arrival >= 0)
-        self._scale = max(int((self.deadline - self.arrival)[told].max(initial=1)), 1)
-
-    def places(self, begin: int, end: int | None = None) -> Ints:
-        """Places in ``order`` of the requests that waited at ``begin`` (until ``end``)."""
-        end = begin if end is None else end
-        stop = int(np.searchsorted(self._arrived, begin, side="right"))
-        start = min(int(np.searchsorted(self._longest, end)), stop)
-        return start + np.flatnonzero(self.deadline[self.order[start:stop]] >= end)
-
-    def in_turn(self, place: int, starts: list[int], ends: list[int]) -> list[int] | None:
-        """Units of successive arrivals from ``place`` on that fill these hits exactly, or None."""
-        lengths, filled = [], 0
-        while filled < len(starts):
-            if place >= len(self.order):
-                return None
-            request = self.order[place]
-            units = int(self.hits[request]) // (self.unit or 1)
-            last = filled + units - 1
-            if units > 0:
-                late = last >= len(ends) or ends[last] > self.deadline[request]
-                if late or starts[filled] < self.arrival[request]:
-                    return None
-                lengths.append(units)
-                filled += units
-            place += 1
-        return lengths
-
-    def fitting(self, burst: Promise) -> tuple[Ints, Floats]:
-        """Requests that may have made this burst, and the cost of each."""
-        near = self.order[self.places(burst.start_ns, burst.end_ns)]
-        # Convex, so that of two bursts the earlier goes to the earlier arrival.
-        waited = (burst.start_ns - self.arrival[near]) / self._scale
-        cost = 1 + np.minimum(waited, 1.0) ** 2
-        if not self.unit:
-            return near, cost
-        off = self._off(near, len(burst.hits))
-        misfit = _MISFIT * np.minimum(off / self.unit, 100)
-        # None was restored: it may have computed what it found.
-        misfit = np.where(self.hits[near] == 0, np.where(off > 0, _COMPUTED, 0), misfit)
-        cost = cost + np.where(self.hits[near] >= 0, misfit, 0)
-        least = (len(burst.hits) + len(burst.misses) - 1) * self.unit
-        possible = (self.prompt[near] < 0) | (least < self.prompt[near])
-        return near[possible], cost[possible]
-
-    def explain(self, burst: Promise) -> bool:
-        """Whether some request was told of just as many hits."""
-        near = self.order[self.places(burst.start_ns, burst.end_ns)]
-        return bool(((self.hits[near] > 0) & (self._off(near, len(burst.hits)) == 0)).any())
-
-    def _off(self, near: Ints, found: int) -> Ints:
-        """Tokens between ``found`` hits and what each request was told."""
-        tokens, told = found * (self.unit or 0), self.hits[near]
-        # An engine may also test the chunks that its device memory holds.
-        most = told + np.maximum(self.device[near], 0)
-        off: Ints = np.maximum(told - tokens, 0) + np.maximum(tokens - most, 0)
-        return off
-
-
-def _divide(burst: Promise, waiting: _Waiting, lookups: Frame) -> list[Promise]:
-    """Cut a burst that no waiting request explains, but several one after another do.
-
-    Prompts that are stored whole leave no miss between them; the hits the engine tells do.
-    """
-    if not waiting.unit or len(burst.hits) < 2 or waiting.explain(burst):
-        return [burst]
-    rows = burst.rows[: len(burst.hits)]
-    starts, ends = lookups["start_ns"][rows].tolist(), lookups["end_ns"][rows].tolist()
-    ways = [waiting.in_turn(i, starts, ends) for i in waiting.places(burst.start_ns)]
-    shortest = min(filter(None, ways), key=len, default=[])
-    return split(burst, shortest, lookups) if len(shortest) > 1 else [burst]
+def _fitting(burst: Promise, waiting: Waiting) -> tuple[Ints, Floats]:
+    """Requests that may have made this burst, and the cost of each."""
+    near = waiting.at(burst.start_ns, burst.end_ns)
+    # Convex, so that of two bursts the earlier goes to the earlier arrival.
+    cost = 1 + waiting.waited(near, burst.start_ns) ** 2
+    if not waiting.unit_tokens:
+        return waiting.order[near], cost
+    off = waiting.off(near, len(burst.hits))
+    misfit = _MISFIT * np.minimum(off, 100)
+    # None was restored: it may have computed what it found.
+    misfit = np.where(waiting.units[near] == 0, np.where(off > 0, _COMPUTED, 0), misfit)
+    cost = cost + np.where(waiting.units[near] >= 0, misfit, 0)
+    least = (len(burst.hits) + len(burst.misses) - 1) * waiting.unit_tokens
+    possible = (waiting.prompt[near] < 0) | (least < waiting.prompt[near])
+    return waiting.order[near[possible]], cost[possible]
 
 
 def _match(found: list[Promise], fits: list[tuple[Ints, Floats]], requests: int) -> None:

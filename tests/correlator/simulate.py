@@ -38,7 +38,8 @@ class Node:
     ``own_stored`` further chunks of a prompt are stored that no other prompt has. A share
     ``cold_share`` of the prompts has nothing stored, a share ``full_hit_share`` has everything
     stored, so that no miss ends the burst. Stored prefixes below ``compute_below`` chunks are
-    computed. A file is read in ``pieces`` operations.
+    computed. A file is read in ``pieces`` operations. Between a share ``stall_share`` of its tests
+    the lookup thread has no processor for some milliseconds.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class Node:
     uring: bool = False
     named: bool = False
     stores: bool = False
+    stall_share: float = 0.0
     noise: float = 0.03
     tables: dict[str, list[dict[str, Any]]] = field(
         default_factory=lambda: {name: [] for name in TABLES}
@@ -137,6 +139,8 @@ class Node:
         for key, result in [*((k, 0) for k in keys), *((k, -2) for k in new[:1])]:
             self._lookup(LookupKind.ACCESS, LOOKUP_TID, now, key, result, request)
             now += 9_000
+            if self.stall_share and self.rng.random() < self.stall_share:
+                now += int(self.rng.integers(2_500_000, 20_000_000))
         return now
 
     def _lookup(

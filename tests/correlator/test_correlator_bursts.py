@@ -8,6 +8,7 @@ import pytest
 from kvprobe.correlator.bursts import bursts
 from kvprobe.correlator.identify import identify
 from kvprobe.correlator.promises import asked
+from kvprobe.correlator.waiting import Waiting
 from kvprobe.schema import LookupKind
 from tests.correlator.rows import frame, lookup, opened
 from tests.correlator.simulate import Node
@@ -31,7 +32,9 @@ def cut(lookups: Rows, requests: int = 100) -> list[str]:
     """Bursts, each as its hits, a bar and its misses."""
     frames = frame("lookups", lookups)
     files = identify(frames, frame("ops", []))
-    found = bursts(frames, files, requests)
+    # They wait all the time, so that pauses alone are no end of a prompt.
+    waiting = [request(str(i), 0, 10**12, 2) for i in range(requests)]
+    found = bursts(frames, files, Waiting(frame("requests", waiting), None))
     for burst in found:
         assert [int(files.lookup_key[row]) for row in burst.rows] == burst.hits + burst.misses
     return [
@@ -61,6 +64,17 @@ def test_an_engine_that_tests_all_chunks() -> None:
 
 def test_a_pause_ends_a_prompt() -> None:
     assert cut(asks("a0 a1") + asks("b0 b1", at=9_000_000)) == ["a0 a1 |", "b0 b1 |"]
+
+
+def test_a_pause_while_a_request_waits_may_lie_within_its_prompt() -> None:
+    rows = asks("a0 a1") + asks("a2 a3 b0 b1", at=9_000_000)
+    waits = [request("x", 900_000, 20_000_000, 4), request("y", 5_000_000, 20_000_000, 2)]
+    assert whose(rows, waits) == ["x: a0 a1 a2 a3", "y: b0 b1"]
+    # The first is gone when the thread goes on.
+    waits[0]["prefill_start_ns"] = 2_000_000
+    waits[0]["storage_hit_tokens"] = 16 * 2
+    waits[1]["storage_hit_tokens"] = 16 * 4
+    assert whose(rows, waits) == ["x: a0 a1", "y: a2 a3 b0 b1"]
 
 
 def test_threads_have_their_own_bursts() -> None:
@@ -172,7 +186,7 @@ def test_lookups_before_arrival_or_after_prefill_belong_to_nobody() -> None:
 def test_whole_prompts_one_after_another_are_told_apart_by_the_engine() -> None:
     rows = asks("a0 a1 a2 b0 b1 c0 c1 c2 c3")
     requests = [
-        request("early", 100_000, 9_000_000, 7),
+        request("early", 100_000, 9_000_000, 11),
         request("x", 900_000, 9_000_000, 3),
         request("none", 900_001, 9_000_000, 0),
         request("y", 1_020_000, 9_000_000, 2),
@@ -231,7 +245,10 @@ def test_a_request_without_arrival_gets_nothing_and_harms_nobody() -> None:
         {"cold_share": 0.3},
         {"full_hit_share": 0.5},
         {"full_hit_share": 1.0, "own_stored": 20},
+        {"full_hit_share": 1.0, "own_stored": 20, "prefixes": 0},
         {"compute_below": 10},
+        {"stall_share": 0.1},
+        {"stall_share": 0.1, "full_hit_share": 0.5, "own_stored": 20},
     ],
     ids=str,
 )
