@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Who and what is traced, decided before anything is reserved. kvprobe/bpf/session.py fills the
- * maps: targets (processes; children join here), roots (directories whose files count).
+ * maps: targets (processes; children join here), roots (directories whose files count; as many
+ * entries as there are, set at load).
  */
 
 struct kv_file {
@@ -19,7 +20,7 @@ enum { KV_ROOT = 1, KV_ABOVE_ROOT = 2, KV_DEEPEST = PER_LOADER(32, 16) };
 enum { KV_STRANGER = 0, KV_TARGET = 1, KV_KERNEL_THREAD = 2 };
 
 HASH(targets, u32, u32, 16384);
-HASH(roots, struct kv_file, u32, 256);
+HASH(roots, struct kv_file, u32, 1);
 LRU_HASH(traffic, struct kv_file, u32, 65536);
 ARRAY(control, struct kv_control, 1);
 PER_CPU_ARRAY(counters, u64, KV_COUNTERS);

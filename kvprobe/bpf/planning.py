@@ -94,7 +94,11 @@ def _plan(
     return Plan(
         frozenset(hook.name for hook in offer.hooks),
         {**offer.constants, **{("config", name): int(value) for name, value in settings.items()}},
-        {**entries, "traffic": _TRAFFIC_FILES if remember else 1},
+        {
+            **entries,
+            "traffic": _TRAFFIC_FILES if remember else 1,
+            "roots": len(root.entries) if root else 1,
+        },
     )
 
 

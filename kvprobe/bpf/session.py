@@ -61,7 +61,8 @@ def open_session(
     chosen = catalog.choose(probes)
     if not chosen:
         raise KvprobeError("no probe was chosen", f"there are: {', '.join(catalog.available())}")
-    root = read_root(filters.root) if filters.root else None
+    # Everything lies below the root of all.
+    root = read_root(filters.root) if filters.root and filters.root != "/" else None
     prepared = planning.prepare(chosen, filters, root, loader, ring_bytes)
     session = Session(filters, root, prepared)
     try:
@@ -184,12 +185,16 @@ class Session:
                 struct.pack("=QQ", count, self._start_ns),
             )
 
+    def detach(self) -> None:
+        """Stop collecting; what has been collected can still be read. May be called twice."""
+        # Each detaching waits until no CPU runs the program; the waits overlap in threads.
+        links, self._links = self._links, []
+        with ThreadPoolExecutor(_DETACHING_THREADS) as threads:
+            list(threads.map(os.close, reversed(links)))
+
     def close(self) -> None:
         """Detach everything and free it; may be called twice."""
-        # Each detaching waits until no CPU runs the program; the waits overlap in threads.
-        with ThreadPoolExecutor(_DETACHING_THREADS) as threads:
-            list(threads.map(os.close, reversed(self._links)))
-        self._links.clear()
+        self.detach()
         self._meter.stop(time.monotonic_ns())
         self.losses()
         for ring in self._rings.values():

@@ -18,7 +18,7 @@ from kvprobe.bpf.session import open_session
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import Filters
 
-from .conftest import LoopFs, run_python
+from .conftest import LoopFs, rows_of, run_python
 from .test_block_rows import DIRECT_READS
 
 root_only = pytest.mark.root
@@ -70,12 +70,24 @@ def test_closing_twice_is_fine_and_leaves_no_descriptor_open(loop_fs: LoopFs) ->
     open_session(["lookups"], loop_fs.filters).close()  # leaves its view of tracefs open
     before = os.listdir("/proc/self/fd")
     session = open_session(None, loop_fs.filters)
-    run_python(DIRECT_READS, loop_fs.file(), 7, 4096, 4096)
-    session.poll()
+    path = loop_fs.file()
+    run_python(DIRECT_READS, path, 7, 4096, 4096)
+    session.detach()
+    run_python(DIRECT_READS, path, 11, 4096, 4096)
+    assert len(session.poll()["ops"]) == 7
     session.close()
     session.close()
     assert len(os.listdir("/proc/self/fd")) == len(before)
-    assert session.losses()["block"].rows == 7
+    assert session.losses()["ops"].rows == 7
+
+
+@root_only
+def test_the_root_of_all_is_no_filter(loop_fs: LoopFs) -> None:
+    path = loop_fs.file()
+    with open_session(["ops"], Filters(root="/")) as session:
+        run_python(DIRECT_READS, path, 13, 4096, 4096)
+        rows = session.poll()["ops"]
+    assert len(rows_of(rows, path)) == 13
 
 
 @root_only
