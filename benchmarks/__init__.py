@@ -1,0 +1,1 @@
+"""What kvprobe costs, measured beside its rivals; ``python -m benchmarks``."""

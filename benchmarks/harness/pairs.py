@@ -1,0 +1,143 @@
+"""Alternating runs: untraced, one tracer, untraced, the next tracer .. in one session.
+
+A tracer is compared with the untraced runs just before and after it, so that a machine that slowly
+changes its speed does not look like a cost. Runs beside other people's work are discarded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.harness import programs, quiet
+from benchmarks.harness.load import Read, Reading, Target, read
+from benchmarks.rivals import Traced, Tracer
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fio run. ``foreign`` is the share of a core that others used meanwhile."""
+
+    read: Read
+    requests: int
+    """Completed by the disk meanwhile, by its own count."""
+    foreign: float
+    others_traced: bool
+
+    @property
+    def clean(self) -> bool:
+        """Whether it says something about this machine and tracer alone."""
+        return self.foreign <= quiet.MOST_FOREIGN_SHARE and not self.others_traced
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A traced run between two untraced ones."""
+
+    before: Run
+    traced: Run
+    after: Run
+    result: Traced
+
+    @property
+    def clean(self) -> bool:
+        """Whether all three runs are."""
+        return self.before.clean and self.traced.clean and self.after.clean
+
+    @property
+    def foreign(self) -> float:
+        """The worst of the three."""
+        return max(self.before.foreign, self.traced.foreign, self.after.foreign)
+
+    @property
+    def ratio(self) -> float:
+        """I/Os per second, traced to untraced (geometric mean of both neighbours)."""
+        return self.traced.read.iops / math.sqrt(self.before.read.iops * self.after.read.iops)
+
+
+@dataclass
+class Samples:
+    """Pairs by tracer, and what became of the others."""
+
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)
+    discarded: int = 0
+    disturbed: int = 0
+    """Kept although others used the machine: no better one was to be had."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How many pairs of each tracer, how often to try for a clean one, how long to wait for it."""
+
+    pairs: int
+    tries: int
+    quiet_seconds: float
+
+
+def alternate(
+    target: Target,
+    how: Reading,
+    tracers: Sequence[Tracer],
+    patience: Patience,
+    say: Callable[[str], None],
+) -> Samples:
+    """Measure each tracer ``patience.pairs`` times.
+
+    Raises:
+        KvprobeError: fio or a tracer that has started before fails.
+    """
+    samples = Samples({tracer.name: [] for tracer in tracers})
+    last: Run | None = None
+    for number in range(patience.pairs):
+        for tracer in tracers:
+            best: Pair | None = None
+            for _ in range(patience.tries):
+                pair = _pair(target, how, tracer, patience, last)
+                last = pair.after
+                if best is None or pair.foreign < best.foreign:
+                    best = pair
+                if pair.clean:
+                    best = pair
+                    break
+                samples.discarded += 1
+            assert best is not None
+            if not best.clean:
+                samples.discarded -= 1
+                samples.disturbed += 1
+            samples.pairs[tracer.name].append(best)
+            say(
+                f"pair {number + 1} of {patience.pairs}: {tracer.name} {best.ratio:.3f}"
+                f"{'' if best.clean else ' (disturbed)'}"
+            )
+    return samples
+
+
+def _pair(
+    target: Target, how: Reading, tracer: Tracer, patience: Patience, last: Run | None
+) -> Pair:
+    """One tracer between two untraced runs; the first may be the last of the pair before."""
+    if last is None or not last.clean:
+        quiet.wait_until_quiet(patience.quiet_seconds)
+        last = run(target, how)
+    running = tracer.start(target.device, target.name)
+    try:
+        quiet.wait_until_quiet(patience.quiet_seconds)
+        traced = run(target, how)
+        result = running.stop()
+    finally:
+        running.kill()
+    quiet.wait_until_quiet(patience.quiet_seconds)
+    return Pair(last, traced, run(target, how), result)
+
+
+def run(target: Target, how: Reading) -> Run:
+    """One fio run and what went on beside it."""
+    others = programs.held_by_others(quiet.family())
+    load = quiet.ForeignLoad()
+    before = target.completed()
+    done = read(target, how)
+    requests = target.completed() - before
+    share = load.share()
+    others = others or programs.held_by_others(quiet.family())
+    return Run(done, requests, share, others)
