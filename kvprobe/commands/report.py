@@ -10,6 +10,7 @@ from typing import Any
 
 from kvprobe import registry
 from kvprobe.commands import Command
+from kvprobe.commands._output import write_whole
 from kvprobe.commands._page import page_options
 from kvprobe.errors import ExitCode, KvprobeError
 
@@ -92,16 +93,7 @@ def _write(output: str, text: str, capture: str) -> None:
     path = Path(output)
     if path.exists() and Path(capture).exists() and path.samefile(capture):
         raise KvprobeError(f"{output} is the capture itself", "name another file with --output")
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise KvprobeError(
-            f"cannot write {output}: {error.strerror}", "name a writable place with --output"
-        ) from error
-    print(f"report written to {output}", file=sys.stderr)
+    write_whole(output, text, "report")
 
 
 def _width(text: str) -> int:

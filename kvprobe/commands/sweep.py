@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvprobe import units
 from kvprobe.commands import Command
+from kvprobe.commands._output import write_whole
+from kvprobe.commands._phase import PhaseLine
 from kvprobe.errors import ExitCode, KvprobeError
 
 if TYPE_CHECKING:
@@ -77,11 +78,11 @@ def run(options: Namespace) -> int:
     plan.check()
     _check_output(options.output)
     _announce(plan, options.folder)
-    with _Progress() as progress:
+    with PhaseLine() as progress:
         sweep = run_sweep(options.folder, plan, progress)
     found = document(sweep)
     if options.output:
-        _write(options.output, found)
+        write_whole(options.output, json.dumps(found, indent=1) + "\n", "sweep")
     print(json.dumps(found) if options.json else table(sweep))
     return ExitCode.OK
 
@@ -117,50 +118,11 @@ def table(sweep: Sweep) -> str:
     return "\n".join(lines)
 
 
-class _Progress:
-    """One line on stderr: rewritten on a terminal, one a phase elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._phase = ""
-        self._shown = 0.0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal and self._phase:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self._terminal and (phase != self._phase or now - self._shown > 0.2 or done == total):
-            print(f"\r{phase}: {done}/{total}\x1b[K", end="", file=sys.stderr, flush=True)
-            self._shown = now
-        elif not self._terminal and phase != self._phase:
-            print(f"{phase}: {total}", file=sys.stderr, flush=True)
-        self._phase = phase
-
-
 def _check_output(output: str | None) -> None:
     """Fail before minutes of measuring, not after them."""
     folder = Path(output).absolute().parent if output else None
     if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise KvprobeError(f"cannot write {output}", "name a writable place with --output")
-
-
-def _write(output: str, found: dict[str, Any]) -> None:
-    path = Path(output)
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise KvprobeError(
-            f"cannot write {output}: {error.strerror}", "name a writable place with --output"
-        ) from error
-    print(f"sweep written to {output}", file=sys.stderr)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

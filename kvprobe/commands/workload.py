@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
-import time
 from argparse import Namespace
 from typing import Any
 
 from kvprobe.commands import Command
+from kvprobe.commands._phase import PhaseLine
 from kvprobe.commands._workload_options import config_of, configure, count
 from kvprobe.errors import ExitCode
 
@@ -25,7 +24,7 @@ def _run(options: Namespace) -> int:
     config = config_of(options)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _Progress() as progress:
+        with PhaseLine() as progress:
             summary = run_workload(config, progress)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -61,32 +60,6 @@ def _text(summary: dict[str, Any]) -> str:
             f"{summary['corrupt_reads']} returned another chunk's bytes"
         )
     return "\n".join(lines)
-
-
-class _Progress:
-    """One line on stderr: rewritten on a terminal, a line a phase elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._phase = ""
-        self._shown = 0.0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal and self._phase:
-            print(file=sys.stderr)
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        new = phase != self._phase
-        if self._terminal and (new or now - self._shown > 0.5):
-            print(f"\rkvprobe: {phase}: {done}/{total}\x1b[K", end="", file=sys.stderr, flush=True)
-            self._shown = now
-        elif new:
-            print(f"kvprobe: {phase}: {total}", file=sys.stderr, flush=True)
-        self._phase = phase
 
 
 def _analyse(options: Namespace) -> int:
