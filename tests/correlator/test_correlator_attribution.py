@@ -160,6 +160,7 @@ def test_failed_and_empty_reads_belong_to_nobody() -> None:
     ops = [op(2000, 2100, result=-5), op(2200, 2300, result=0), op(2400, 2500)]
     ledger = correlate(tables([request("x", 1000, 9000, 48)], ops, [opened("/kv/a.bin", 10, 7)]))
     assert ledger.attributed_bytes == {**dict.fromkeys(CLASSES, 0), "window": 4096}
+    assert ledger.ops["request"].tolist() == [-1, -1, 0]
     sums_hold(ledger)
 
 
@@ -192,6 +193,46 @@ def test_lost_lookups_cost_little_more_than_what_was_lost() -> None:
     ledger = correlate(tables)
     assert node.right_share(ledger) > 0.97
     sums_hold(ledger)
+
+
+def jobs(
+    requests: Rows, asked: list[tuple[int, str]], reads: list[tuple[int, str, int]]
+) -> list[tuple[str, str]]:
+    """Request and class of each read; lookups are (time, key), reads (time, key, thread)."""
+    inodes = {key: place for place, key in enumerate(sorted({key for _, key, _ in reads}))}
+    lookups = [
+        lookup(LookupKind.ACCESS, f"/kv/{key}.bin", at, result=-2 if key.endswith("-") else 0)
+        for at, key in asked
+    ]
+    ops = []
+    for at, key, tid in reads:
+        lookups.append(opened(f"/kv/{key}.bin", at - 10, inodes[key], tid=tid))
+        ops.append(op(at, at + 50, inode=inodes[key], tid=tid))
+    ledger = correlate(tables(requests, ops, lookups))
+    rows = zip(ledger.ops["request"], ledger.ops["class"], strict=True)
+    return [(ledger.accounts[r].id, CLASSES[level]) for r, level in rows]
+
+
+def test_a_key_read_again_by_a_thread_is_another_job() -> None:
+    requests = [request("x", 1000, 9000, 16), request("y", 1001, 9000, 16)]
+    asked = [(1100, "a0"), (1110, "x1-"), (1200, "a0"), (1210, "y1-")]
+    reads = [(2000, "a0", 21), (2100, "a0", 21)]
+    assert jobs(requests, asked, reads) == [("x", "thread"), ("y", "thread")]
+
+
+def test_a_read_between_two_of_a_job_is_of_that_job_though_its_lookup_was_lost() -> None:
+    requests = [request("x", 1000, 9000, 48), request("y", 1001, 9000, 48)]
+    asked = [(1100, "a0"), (1110, "a2"), (1200, "b0"), (1210, "b1"), (1220, "b2")]
+    reads = [(2000 + 100 * i, f"a{i}", 21) for i in range(3)]
+    assert jobs(requests, asked, reads) == [("x", "thread")] * 3
+
+
+def test_a_job_is_read_to_its_end() -> None:
+    # Both prompts begin alike; nothing is read for the older and longer one.
+    requests = [request("x", 1000, 9000, 80), request("y", 1001, 9000, 32)]
+    asked = [*((1100 + i, f"a{i}") for i in range(5)), (1200, "a0"), (1201, "a1")]
+    reads = [(2000, "a0", 21), (2100, "a1", 21)]
+    assert jobs(requests, asked, reads) == [("y", "thread")] * 2
 
 
 def test_equal_prompts_at_once() -> None:

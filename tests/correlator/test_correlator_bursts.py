@@ -171,6 +171,14 @@ def test_device_hits_may_be_tested_or_not() -> None:
     assert whose(rows, requests) == ["y: a0 a1 a2 a3", "z: b0 b1 b2 b3"]
 
 
+def test_an_engine_may_test_what_device_memory_holds() -> None:
+    requests = [
+        request("x", 900_000, 9_000_000, 2),
+        request("y", 900_001, 9_000_000, 1, device_hit_tokens=32),
+    ]
+    assert whose(asks("a0 a1 a2 a3-"), requests) == ["y: a0 a1 a2 a3"]
+
+
 def test_without_token_counts_the_order_of_arrival_decides() -> None:
     rows = asks("a0 a1 a2-") + asks("b0 b1 b2 b3-", at=1_100_000)
     requests = [request("x", 900_000, 9_000_000, 3), request("y", 900_001, 9_000_000, 2)]
@@ -196,6 +204,18 @@ def test_whole_prompts_one_after_another_are_told_apart_by_the_engine() -> None:
     # One that arrives after its own lookups cannot have made them.
     requests[3]["arrival_ns"] = 1_030_000
     assert len(whose(rows, requests)) == 1
+
+
+def test_whole_prompts_are_asked_for_in_turn() -> None:
+    # 7 + 2 hits would fit as well, but then y would have been asked for before x.
+    rows = asks("a0 a1 a2 b0 b1 c0 c1 c2 c3")
+    requests = [
+        request("old", 100_000, 9_000_000, 7),
+        request("x", 900_000, 9_000_000, 3),
+        request("y", 900_010, 9_000_000, 2),
+        request("z", 900_020, 9_000_000, 4),
+    ]
+    assert whose(rows, requests) == ["x: a0 a1 a2", "y: b0 b1", "z: c0 c1 c2 c3"]
 
 
 def test_an_engine_that_asks_again_each_step() -> None:

@@ -64,6 +64,15 @@ def test_stalls_and_scatter_do_not_bend_the_fit() -> None:
     assert model.coefficients[1] == pytest.approx(RESTORE[1], rel=0.05)
 
 
+def test_scatter_does_not_pull_the_fit_down() -> None:
+    rng = np.random.default_rng(11)
+    size = rng.uniform(1e6, 1e8, 2003)
+    terms = cost_model.restore_terms(size)
+    model = cost_model.fit(terms, law(terms, RESTORE) * rng.normal(1, 0.2, 2003), size)
+    assert model is not None
+    assert model.coefficients[1] == pytest.approx(RESTORE[1], rel=0.02)
+
+
 def coverage(n: int, seed: int) -> float:
     """Share of fresh samples inside the interval of a model fitted on ``n`` samples."""
     rng = np.random.default_rng(seed)

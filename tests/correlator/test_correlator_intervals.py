@@ -44,6 +44,11 @@ def test_union_covers_the_same_instants_and_is_sorted_and_disjoint(
     assert intervals.length(*arrays(pairs)) == bitmap(pairs).sum()
 
 
+def test_touching_intervals_are_one() -> None:
+    starts, ends = intervals.union(*arrays([(5, 9), (0, 5), (11, 13), (12, 12)]))
+    assert (starts.tolist(), ends.tolist()) == ([0, 11], [9, 13])
+
+
 @given(spans, window)
 def test_clip_and_covered(pairs: list[tuple[int, int]], cut: list[int]) -> None:
     low, high = cut

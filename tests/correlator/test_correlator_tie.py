@@ -74,6 +74,11 @@ def test_buffered_reads_are_found_by_page_range() -> None:
     assert owners(ops, rows) == [0, 1, 0]
 
 
+def test_a_page_that_one_asked_for_and_another_read_ahead_is_of_the_one_who_asked() -> None:
+    ops = [op(100, 200, tid=21, direct=0), op(101, 200, tid=22, offset=1 << 20, direct=0)]
+    assert owners(ops, [block(110, 150, offset=1 << 20, tid=21, **PAGE)]) == [1]
+
+
 def test_read_ahead_beyond_the_range_goes_to_the_thread_that_asked() -> None:
     ops = [op(100, 200, tid=21, direct=0), op(101, 200, tid=22, offset=1 << 20, direct=0)]
     rows = [
