@@ -412,7 +412,7 @@ RAW_HOOK(block_start, block_io_start)
 	u64 request = ARG(0), id = bpf_get_current_pid_tgid(), task = bpf_get_current_task(), now;
 	u64 disk = block_disk_of(request);
 	u32 task_flags = READ(task_struct, flags, task), index = block_slot_index(request), op;
-	struct kv_request *slot = LOOKUP(block_slots, &index), spilled = {};
+	struct kv_request *slot = LOOKUP(block_slots, &index), spilled;
 	bool spill = 0;
 
 	if (!slot)
@@ -421,6 +421,7 @@ RAW_HOOK(block_start, block_io_start)
 		if (slot->request == request) {
 			block_was_unseen(slot);
 		} else {
+			__builtin_memset(&spilled, 0, sizeof(spilled));
 			spill = 1;
 			slot = &spilled;
 		}
