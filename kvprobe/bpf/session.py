@@ -58,6 +58,9 @@ def open_session(
         )
     if filters.keep_one_in < 1:
         raise KvprobeError("keep_one_in must be at least 1", "1 keeps every row")
+    for tgid in filters.tgids:
+        if not os.path.isdir(f"/proc/{tgid}"):
+            raise KvprobeError(f"no process {tgid}", "processes and their ids: ps -ef")
     chosen = catalog.choose(probes)
     if not chosen:
         raise KvprobeError("no probe was chosen", f"there are: {', '.join(catalog.available())}")

@@ -34,6 +34,7 @@ root_only = pytest.mark.root
         ({"filters": Filters(keep_one_in=0)}, "keep_one_in"),
         ({"filters": Filters(root="/nowhere/at/all")}, "no directory at /nowhere/at/all"),
         ({"filters": Filters(root="relative")}, "not an absolute path"),
+        ({"filters": Filters(tgids=(os.getpid(), 2**22 + 1))}, "no process 4194305"),
     ],
 )
 def test_bad_requests_are_one_line_with_a_hint(arguments: dict[str, object], message: str) -> None:
