@@ -42,23 +42,29 @@ def tie(block: Frame, ops: Frame) -> Ints:
     )
     _, group = np.unique(identity, axis=0, return_inverse=True)
     group = group.reshape(-1)
-    owner[known] = _best(block, known, ops, group[len(ops["start_ns"]) :], group)
+    wanted, queued = group[len(ops["start_ns"]) :], _queued(block)
+    owner[known] = _best(block, known, ops, wanted, group, queued[known])
+    # An operation that is merged in front of a request before its issue gives it its name.
+    alone = owner[known] < 0
+    left = known[alone]
+    issued = np.maximum(queued, block["issued_ns"])
+    owner[left] = _best(block, left, ops, wanted[alone], group, issued[left])
     # No file in the bio (metadata, raw devices): the thread's own open operation.
     rest = np.flatnonzero((block["inode"] < 0) & (block["tid"] >= 0))
     threads = np.concatenate([ops["tid"], block["tid"][rest]])
     _, thread = np.unique(threads, return_inverse=True)
-    owner[rest] = _best(block, rest, ops, thread[len(ops["tid"]) :], thread)
+    owner[rest] = _best(block, rest, ops, thread[len(ops["tid"]) :], thread, queued[rest])
     return owner
 
 
-def _best(block: Frame, rows: Ints, ops: Frame, wanted: Ints, group: Ints) -> Ints:
-    """Best-scoring candidate per row among ops of its group that began before it was queued."""
+def _best(block: Frame, rows: Ints, ops: Frame, wanted: Ints, group: Ints, latest: Ints) -> Ints:
+    """Best-scoring candidate per row among ops of its group that began by ``latest``."""
     best = np.full(len(rows), -1, np.int64)
     best_score = np.zeros(len(rows), np.int64)
     group = group[: len(ops["start_ns"])]
     order = np.lexsort((ops["start_ns"], group))
     queued = _queued(block)[rows]
-    place = last_not_after(group[order], ops["start_ns"][order], wanted, queued)
+    place = last_not_after(group[order], ops["start_ns"][order], wanted, latest)
     # Read-ahead that a kernel thread submitted (throttled, io-wq) tells no more than its file.
     adrift = (block["op"][rows] == 0) & ~np.isin(block["tid"][rows], ops["tid"])
     for _ in range(CANDIDATES):

@@ -50,6 +50,13 @@ def test_a_direct_request_never_joins_an_operation_it_does_not_name() -> None:
     assert owners(ops, [block(110, 150, offset=8192)]) == [-1]
 
 
+def test_an_operation_that_was_merged_in_front_of_a_request_names_it() -> None:
+    # Begun by the first, but its lowest sectors are those of the second.
+    ops = [op(100, 200, kind=OpKind.URING_READ), op(115, 200, inode=8, kind=OpKind.URING_READ)]
+    merged = block(110, 190, inode=8, bytes=8192, issued_ns=120)
+    assert owners(ops, [merged, merged | {"issued_ns": 114}]) == [1, -1]
+
+
 def test_an_operation_of_unknown_place_is_found_by_thread() -> None:
     ops = [op(100, 200) | {"offset": None}, op(101, 200, tid=22) | {"offset": None}]
     assert owners(ops, [block(110, 150, offset=512, tid=21)]) == [0]
