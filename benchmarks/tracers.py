@@ -25,8 +25,7 @@ OURS, RIVAL = "kvprobe", "perf_buffer"
 AIM_RATIO = {"processors": 0.90, "device": 0.99}
 AIM_TIMES_LESS_CPU = 20.0
 AIM_NET_NS = 200.0
-_FULL = Patience(pairs=7, tries=6, quiet_seconds=20.0)
-_QUICK = Patience(pairs=1, tries=1, quiet_seconds=0.5)
+_PATIENCE_SECONDS = 2400.0
 _QUICK_TRACERS = (OURS, f"{OURS}_block", RIVAL)
 
 
@@ -66,7 +65,7 @@ def measure(quick: bool, say: Callable[[str], None]) -> Outcome:
         KvprobeError: kvprobe itself does not start.
     """
     seconds = 0.5 if quick else 3.0
-    patience = _QUICK if quick else _FULL
+    patience = Patience(1, 0.0) if quick else Patience(7, _PATIENCE_SECONDS)
     outcome = Outcome(
         {
             "fio": f"random direct reads, libaio, {seconds:g} s each, one job",
@@ -121,9 +120,9 @@ def _case(
     found = _Found(alternate(target, how, tracers, patience, say))
     say("cost of the programs")
     found.base_ns = program_cost.base_ns(target, how)
-    for _ in range(1 if patience is _QUICK else 3):
+    for _ in range(min(3, patience.pairs)):
         for tracer in tracers:
-            quiet.wait_until_quiet(patience.quiet_seconds)
+            patience.wait()
             cost = program_cost.measure(target, how, tracer, found.base_ns)
             found.costs.setdefault(tracer.name, []).append(cost)
     return found
@@ -271,7 +270,7 @@ def _notes(case: _Case, found: _Found) -> list[str]:
     if samples.discarded or samples.disturbed:
         notes.append(
             f"{case.title}: {samples.discarded} pairs discarded because others used the machine; "
-            f"{samples.disturbed} kept for lack of a quieter one"
+            f"{samples.disturbed} disturbed ones kept when patience was at its end"
         )
     for name, pairs in samples.pairs.items():
         requests = sum(pair.traced.requests for pair in pairs)

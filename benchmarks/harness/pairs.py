@@ -7,6 +7,7 @@ changes its speed does not look like a cost. Runs beside other people's work are
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -66,13 +67,27 @@ class Samples:
     """Kept although others used the machine: no better one was to be had."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Patience:
-    """How many pairs of each tracer, how often to try for a clean one, how long to wait for it."""
+    """How many pairs of each tracer, and seconds left for quiet moments and runs to repeat."""
 
     pairs: int
-    tries: int
-    quiet_seconds: float
+    seconds: float
+
+    def wait(self) -> None:
+        """Wait for a quiet moment as long as there is patience."""
+        began = time.monotonic()
+        quiet.wait_until_quiet(max(0.0, self.seconds))
+        self.spend(time.monotonic() - began - quiet.SAMPLE_SECONDS)
+
+    def spend(self, seconds: float) -> None:
+        """Take from what is left."""
+        self.seconds -= seconds
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a disturbed run is to be repeated rather than kept."""
+        return self.seconds > 0
 
 
 def alternate(
@@ -91,44 +106,46 @@ def alternate(
     last: Run | None = None
     for number in range(patience.pairs):
         for tracer in tracers:
-            best: Pair | None = None
-            for _ in range(patience.tries):
+            pair = None
+            while pair is None:
+                began = time.monotonic()
                 pair = _pair(target, how, tracer, patience, last)
-                last = pair.after
-                if best is None or pair.foreign < best.foreign:
-                    best = pair
-                if pair.clean:
-                    best = pair
-                    break
-                samples.discarded += 1
-            assert best is not None
-            if not best.clean:
-                samples.discarded -= 1
-                samples.disturbed += 1
-            samples.pairs[tracer.name].append(best)
-            say(
-                f"pair {number + 1} of {patience.pairs}: {tracer.name} {best.ratio:.3f}"
-                f"{'' if best.clean else ' (disturbed)'}"
-            )
+                if pair is None:
+                    last = None
+                    samples.discarded += 1
+                    patience.spend(time.monotonic() - began)
+            last = pair.after
+            samples.disturbed += not pair.clean
+            samples.pairs[tracer.name].append(pair)
+            said = f"pair {number + 1} of {patience.pairs}: {tracer.name} {pair.ratio:.3f}"
+            say(said if pair.clean else f"{said}, beside {pair.foreign:.0%} of other work")
     return samples
 
 
 def _pair(
     target: Target, how: Reading, tracer: Tracer, patience: Patience, last: Run | None
-) -> Pair:
-    """One tracer between two untraced runs; the first may be the last of the pair before."""
+) -> Pair | None:
+    """One tracer between two untraced runs; None: disturbed, and there is patience for another.
+
+    The first run may be the last of the pair before.
+    """
     if last is None or not last.clean:
-        quiet.wait_until_quiet(patience.quiet_seconds)
+        patience.wait()
         last = run(target, how)
+        if not last.clean and patience.lasts:
+            return None
     running = tracer.start(target.device, target.name)
     try:
-        quiet.wait_until_quiet(patience.quiet_seconds)
+        patience.wait()
         traced = run(target, how)
         result = running.stop()
     finally:
         running.kill()
-    quiet.wait_until_quiet(patience.quiet_seconds)
-    return Pair(last, traced, run(target, how), result)
+    if not traced.clean and patience.lasts:
+        return None
+    patience.wait()
+    pair = Pair(last, traced, run(target, how), result)
+    return pair if pair.clean or not patience.lasts else None
 
 
 def run(target: Target, how: Reading) -> Run:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 MOST_FOREIGN_SHARE = 0.04
 """Of one core, while a run is measured."""
+SAMPLE_SECONDS = 0.5
+"""For which it must have been quiet; what begins after that is seen in the run."""
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -27,12 +29,12 @@ class ForeignLoad:
         return max(0.0, seconds / max(1e-3, time.monotonic() - self._began))
 
 
-def wait_until_quiet(most_seconds: float, sample_seconds: float = 0.5) -> bool:
+def wait_until_quiet(most_seconds: float) -> bool:
     """Wait until others use next to nothing; False where that did not happen in time."""
     deadline = time.monotonic() + most_seconds
     while True:
         load = ForeignLoad()
-        time.sleep(sample_seconds)
+        time.sleep(SAMPLE_SECONDS)
         if load.share() <= MOST_FOREIGN_SHARE:
             return True
         if time.monotonic() >= deadline:
