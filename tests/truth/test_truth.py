@@ -161,9 +161,9 @@ def test_block_bytes_equal_the_kernels_counters(disk: Scratch, tmp_path: Path) -
 
 
 def possibly_lost(run: Run) -> int:
-    """Block rows that may be missing: more than one only where completions are hidden (decision 16).
+    """Block rows that may be missing: more than one only where completions are hidden.
 
-    A hidden one is counted when its request is used again, which the last few may never be.
+    A hidden one (decision 16) is counted when its request is used again; the last few may not be.
     """
     lost = run.capture.manifest.losses["block"].lost
     return lost + 8 if lost else 1
