@@ -100,10 +100,14 @@ def _announce(plan: Plan, folder: str) -> None:
 def table(sweep: Sweep) -> str:
     """Rates by size and depth, each with half the width of its 90 % interval."""
     plan, device = sweep.plan, sweep.storage.device
-    where = f"{device.name} ({device.transport})" if device else sweep.storage.why
+    filesystem = sweep.storage.filesystem
+    if device:
+        where = f"{device.name} ({device.transport}), {filesystem}"
+    else:
+        where = f"{filesystem} ({sweep.storage.why})"
     lines = [
         f"{'direct' if plan.direct else 'buffered, cold'} reads from {where}, "
-        f"{sweep.storage.filesystem}, {sweep.repeats} repeats, {sweep.fio_version}, "
+        f"{sweep.repeats} repeats, {sweep.fio_version}, "
         f"{sweep.deep_engine} beyond depth 1",
         "size       " + "".join(f"{f'depth {depth}':>20}" for depth in plan.depths),
     ]
