@@ -66,6 +66,8 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     complete: bool = False
     redacted: bool = False
+    redact_when_packed: bool = False
+    """Asked for when recording began; rows on the disk keep their names until they are packed."""
     host: Host = Host()
     loader: str | None = None
     probes: tuple[str, ...] = ()

@@ -137,6 +137,7 @@ def pack(
     """Make the finished file from a ``.part`` folder and remove the folder; returns the manifest.
 
     Without ``manifest`` this finishes a recording that was cut off: the file says ``incomplete``.
+    Names are hidden by ``redactor``, or by one of its own where the manifest asks for it.
 
     Raises:
         KvprobeError: the folder is no recording (exit 2), or there is no room (exit 4); the
@@ -151,6 +152,8 @@ def pack(
         notes=(*chosen.notes, *folder.notes),
     )
     tables = {name: folder.frames(table) for name, table in TABLES.items() if rows.get(name)}
+    if redactor is None and chosen.redact_when_packed:
+        redactor = Redactor()
     if redactor is not None:
         tables = {n: redactor.frames(n, f, chosen) for n, f in tables.items()}
         chosen = redactor.manifest(chosen)
@@ -237,7 +240,7 @@ def _make_folder(out: Path, part: Path, force: bool) -> int:
         os.close(_lock(part))
         _remove_folder(part)
     try:
-        part.mkdir()
+        part.mkdir(0o700)  # whatever is to be redacted is still legible in it
         return _lock(part)
     except OSError as error:
         raise KvprobeError(

@@ -108,6 +108,7 @@ class Redactor:
         return replace(
             manifest,
             redacted=True,
+            redact_when_packed=False,
             host=replace(
                 manifest.host,
                 hostname=self.name(hostname),

@@ -131,19 +131,16 @@ def _record(
     from kvprobe.capture.record import record
     from kvprobe.capture.recorder import Recorder
 
-    recorder = Recorder(out, options.force)
-    try:
-        budget_share = None if options.budget is None else options.budget / 100
-        source, manifest = open_live(
-            filters, options.loader, engine_name, engine_signal, budget_share
-        )
-        if child is not None:
-            _release(child, source)
-    except BaseException:
-        recorder.discard()
-        raise
-    progress = progress_of(options.duration, shared=child is not None)
     with _Interrupt() as interrupt:
+        recorder = Recorder(out, options.force)
+        try:
+            source, manifest = _attach(
+                options, filters, engine_name, engine_signal, child, interrupt
+            )
+        except BaseException:
+            recorder.discard()
+            raise
+        progress = progress_of(options.duration, shared=child is not None)
         try:
             final = record(
                 source,
@@ -161,37 +158,61 @@ def _record(
                     *final.notes,
                     *source.notes(),
                     *_said_of(child, options.duration, interrupt),
+                    *_unseen(options, final, engine_signal, source.understood),
                 ),
             )
             if child is not None:
                 child.stop()
             return recorder.finish(final, progress.packing, _redactor(options))
         except (KeyboardInterrupt, KvprobeError) as error:
-            raise _cut_off(error, recorder.part, options, out) from error
+            raise _cut_off(error, recorder.part, out) from error
         finally:
             progress.close()
             recorder.leave()
 
 
-def _release(child: Child, source: LiveSource) -> None:
+def _attach(
+    options: Namespace,
+    filters: Filters,
+    engine_name: str | None,
+    engine_signal: Signal | None,
+    child: Child | None,
+    interrupt: _Interrupt,
+) -> tuple[LiveSource, Manifest]:
+    """The source and the facts as recording begins; the command runs from here on.
+
+    Raises:
+        KeyboardInterrupt: a signal to stop came before there was anything to record.
+        KvprobeError: this machine cannot be traced, or the command cannot be run.
+    """
+    budget_share = None if options.budget is None else options.budget / 100
     try:
-        child.release()
-    except KvprobeError:
+        source, manifest = open_live(
+            filters, options.loader, engine_name, engine_signal, budget_share
+        )
+    except KvprobeError as error:
+        if interrupt.seen:  # the signal has also ended a compiler that attaching waited for
+            raise KeyboardInterrupt from error
+        raise
+    try:
+        if interrupt.seen:
+            raise KeyboardInterrupt
+        if child is not None:
+            child.release()
+    except BaseException:
         source.close()
         raise
+    return source, replace(manifest, redact_when_packed=options.redact)
 
 
-def _cut_off(
-    error: KeyboardInterrupt | KvprobeError, part: Path, options: Namespace, out: Path
-) -> KvprobeError:
+def _cut_off(error: KeyboardInterrupt | KvprobeError, part: Path, out: Path) -> KvprobeError:
     """What to say of a recording that could not be finished: where its rows are."""
     what, code = "interrupted", ExitCode.INTERRUPTED
     if isinstance(error, KvprobeError):
         what, code = error.message, ExitCode.INCOMPLETE
-    redact = " --redact" if options.redact else ""
     return KvprobeError(
         f"{what}; everything recorded is in {part}",
-        f"kvprobe capture --finish{redact} -o {out} packs it",
+        f"kvprobe capture --finish -o {out} packs it",
         code,
     )
 
@@ -199,6 +220,7 @@ def _cut_off(
 class _Interrupt:
     """The first signal to stop is noted, a second one raises ``KeyboardInterrupt``.
 
+    Noted, because an exception that is raised while libbpf calls back is lost.
     SIGHUP is one, unless it is ignored (nohup): a lost connection must not cost the capture.
     """
 
@@ -241,6 +263,22 @@ def _said_of(child: Child | None, seconds: float | None, interrupt: _Interrupt) 
         yield f"ended by hand before the {seconds:g} s were over"
     if child is not None and child.ended() and child.status != 0:
         yield f"the traced command ended with status {child.status}"
+
+
+def _unseen(
+    options: Namespace, final: Manifest, engine_signal: Signal | None, understood: int
+) -> Iterator[str]:
+    """Notes on what was asked for and did not show up: a wrong name looks like a quiet machine."""
+    if engine_signal is not None and understood == 0:
+        yield "no request event was read from the signal; requests are unknown"
+    losses = [loss for name, loss in final.losses.items() if name in ("ops", "lookups", "block")]
+    if (options.root or options.pid) and not any(x.rows + x.lost + x.thinned for x in losses):
+        asked = [
+            text
+            for text, given in (("by --pid", options.pid), ("under --root", options.root))
+            if given
+        ]
+        yield f"no read, write or lookup was seen {' '.join(asked)}"
 
 
 def _redactor(options: Namespace) -> Any:

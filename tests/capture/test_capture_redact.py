@@ -2,6 +2,7 @@
 
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from kvprobe.capture.part import part_of
 from kvprobe.capture.reader import open_capture
-from kvprobe.capture.recorder import Recorder, pack
+from kvprobe.capture.recorder import Recorder, pack, pack_abandoned
 from kvprobe.capture.redact import Redactor, redact
 from kvprobe.errors import KvprobeError
 from kvprobe.sources import Batch, TableRows
@@ -110,6 +111,19 @@ def test_a_recording_can_be_redacted_while_it_is_packed(tmp_path: Path) -> None:
     with open_capture(out) as capture:
         assert capture.frame("lookups")["kv_temporary"].tolist() == [1, 0, 0, 1, 0]
         assert len(set(capture.frame("lookups")["kv_key"])) == 5
+
+
+def test_a_folder_that_asks_for_it_is_redacted_without_being_told(tmp_path: Path) -> None:
+    out = tmp_path / "a.kvcap"
+    recorder = Recorder(out)
+    recorder.add(Batch(START_NS, {"lookups": lookup_rows(chunk_paths(5))}))
+    recorder.roll(replace(manifest(), redact_when_packed=True), START_NS)
+    recorder.leave()
+    assert part_of(out).stat().st_mode & 0o777 == 0o700
+    facts = pack_abandoned(part_of(out), out)
+    assert facts.redacted and not facts.redact_when_packed
+    text = spoken(out)
+    assert not [secret for secret in SECRETS if secret in text]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ import pytest
 from kvprobe import cli
 from kvprobe.capture.part import part_of
 from kvprobe.capture.reader import open_capture
+from kvprobe.commands import capture as capture_verb
 from kvprobe.commands._child import Child
+from kvprobe.commands._live import open_live
 from kvprobe.errors import KvprobeError
 from kvprobe.schema import BlockMethod
 
@@ -285,6 +287,100 @@ def test_a_second_signal_leaves_the_folder(tmp_path: Path) -> None:
     packed = kvprobe("capture", "--finish", "-o", out)
     assert packed.returncode == 4, "an incomplete capture is packed, and stays incomplete"
     assert [path.name for path in tmp_path.iterdir()] == ["a.kvcap"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("after_s", [0.2, 0.35, 0.5, 0.7, 0.9])
+def test_a_signal_while_it_starts_or_attaches_ends_it(tmp_path: Path, after_s: float) -> None:
+    """Nothing is lost inside a library's callback, and no folder is left behind."""
+    out = tmp_path / "a.kvcap"
+    process = subprocess.Popen(
+        [*KVPROBE, "capture", "-d", "60", "-o", str(out)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    # -2 is Python's own, before kvprobe was imported; 0 is an early end of a recording.
+    assert process.returncode in (-2, 0, 130), errors
+    assert "ignored" not in errors
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == (["a.kvcap"] if process.returncode == 0 else [])
+
+
+@pytest.mark.root
+def test_a_signal_while_attaching_is_seen_when_attached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the very moment at which an exception would be lost: while libbpf calls back."""
+    attached = []
+
+    def open_then(*words: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        attached.append(open_live(*words))
+        return attached[0]
+
+    monkeypatch.setattr(capture_verb, "open_live", open_then)
+    mark = tmp_path / "ran"
+    out = tmp_path / "a.kvcap"
+    code, errors = said(["capture", "-o", str(out), "--", "touch", str(mark)], capsys)
+    assert code == 130
+    assert errors == "kvprobe: interrupted\n"
+    assert attached and attached[0][0].finished
+    assert list(tmp_path.iterdir()) == [], "the command never ran, and nothing was recorded"
+
+
+@pytest.mark.root
+def test_what_was_asked_for_and_never_came_is_said(tmp_path: Path) -> None:
+    out, empty = tmp_path / "a.kvcap", tmp_path / "empty"
+    empty.mkdir()
+    words = ("-d", "0.3", "-o", out, "--root", empty, "--signal", tmp_path / "never")
+    done = kvprobe("capture", *words)
+    assert done.returncode == 0, done.stderr
+    with open_capture(out) as capture:
+        assert "no request event was read from the signal; requests are unknown" in capture.notes
+        assert "no read, write or lookup was seen under --root" in capture.notes
+
+
+@pytest.mark.root
+def test_what_came_is_not_said_to_be_missing(tmp_path: Path, data: Path) -> None:
+    events = tmp_path / "events"
+    events.write_text('{"event":"engine","name":"jsonl"}\n')
+    out = tmp_path / "a.kvcap"
+    words = ("--root", data.parent, "--signal", events, "--", *reader(data, 13))
+    done = kvprobe("capture", "-o", out, *words)
+    assert done.returncode == 0, done.stderr
+    assert "was read from" not in done.stderr and "was seen" not in done.stderr
+
+
+@pytest.mark.root
+def test_a_killed_recording_remembers_that_it_is_to_be_redacted(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "a.kvcap"
+    words = ("-d", "60", "--redact", "-o", out, "--root", data.parent)
+    secret = data.parent.name.encode()
+    with (
+        running("capture", *words, "--", *reader(data, -1, 0.01)) as process,
+        part_rows(out, process),
+    ):
+        process.kill()
+        process.wait()
+    assert part_of(out).stat().st_mode & 0o777 == 0o700
+    assert any(secret in path.read_bytes() for path in part_of(out).iterdir())
+    packed = kvprobe("capture", "--finish", "-o", out)
+    assert packed.returncode == 4, packed.stderr
+    assert secret not in out.read_bytes()
+    with open_capture(out) as capture:
+        assert capture.manifest.redacted and not capture.manifest.redact_when_packed
+        paths = capture.frame("lookups")["path"].tolist()
+        assert not any(data.parent.name in (path or "") for path in paths)
+        assert len(capture.frame("block")["tid"]) > 10
 
 
 @pytest.mark.root
