@@ -125,7 +125,7 @@ def assemble(
     """Put everything in the document's shape."""
     document = {
         "schema_version": SCHEMA_VERSION,
-        "capture": _capture(manifest),
+        "capture": _capture(manifest, ledger),
         "losses": {name: asdict(loss) for name, loss in sorted(ledger.losses.items())},
         "missing": [asdict(m) for m in manifest.missing],
         "cost": _cost(manifest),
@@ -141,7 +141,21 @@ def assemble(
     return clean
 
 
-def _capture(manifest: Manifest) -> Document:
+def _notes(ledger: Ledger) -> list[str]:
+    """What the join left out, one sentence each."""
+    notes = []
+    if ledger.earlier_requests:
+        notes.append(f"{ledger.earlier_requests} requests were over before the window: left out")
+    start = ledger.window_ns[0]
+    cut = sum(0 <= a.arrival_ns < start for a in ledger.accounts)
+    if cut:
+        notes.append(f"{cut} requests arrived before the window: their parts are unknown")
+    if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
+        notes.append("block rows of KV reads were filtered out: where restores waited is unknown")
+    return notes
+
+
+def _capture(manifest: Manifest, ledger: Ledger) -> Document:
     return {
         "id": manifest.capture_id,
         "kvprobe": manifest.kvprobe,
@@ -157,7 +171,8 @@ def _capture(manifest: Manifest) -> Document:
         "engine": asdict(manifest.engine) if manifest.engine else None,
         "signal": {"understood": manifest.signal_understood, "ignored": manifest.signal_ignored},
         "clock": asdict(manifest.clock),
-        "notes": list(manifest.notes),
+        "notes": [*manifest.notes, *_notes(ledger)],
+        "filters": asdict(manifest.filters),
     }
 
 

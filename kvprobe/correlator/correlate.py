@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import intervals, routes, service, spans
 from kvprobe.correlator.attribute import Attribution, attribute
@@ -27,7 +28,8 @@ def correlate(tables: Tables) -> Ledger:
         KvprobeError: a table is damaged.
     """
     manifest = tables.manifest
-    requests, ops, block = tables.frame("requests"), tables.frame("ops"), tables.frame("block")
+    requests, earlier = _since(tables.frame("requests"), manifest.start_ns)
+    ops, block = tables.frame("ops"), tables.frame("block")
     lookups = tables.frame("lookups")
     engine = manifest.engine
     unit_tokens = engine.unit_tokens if engine else None
@@ -44,7 +46,8 @@ def correlate(tables: Tables) -> Ledger:
     kv_owner[kv] = np.arange(len(kv))
     kv_block = {**block, "owner": kv_owner[owner]}
     device = _kv_device(kv_block)
-    join = _Join(requests, lookups, ops, block, who, owner, device)
+    left_out = _rows_left_out(manifest, kv_ops, kv_block)
+    join = _Join(requests, lookups, ops, block, who, owner, device, left_out, manifest.start_ns)
     accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
     rate = _bytes_per_token(engine, accounts)
     fitted = routes.Routes.fit(accounts)
@@ -53,7 +56,6 @@ def correlate(tables: Tables) -> Ledger:
         manifest.devices,
         block,
         tables.frame("depth"),
-        manifest.window_ns,
         service.surface(kv_ops),
         device,
     )
@@ -66,10 +68,42 @@ def correlate(tables: Tables) -> Ledger:
         restore=_restore_sample(accounts),
         read_ahead=read_ahead(kv_ops, kv_block),
         losses=dict(manifest.losses),
+        earlier_requests=earlier,
         attributed_bytes=_bytes_by_class(kv_ops),
         ops=kv_ops,
         block=kv_block,
     )
+
+
+def _since(requests: Frame, start_ns: int) -> tuple[Frame, int]:
+    """Requests that were not over before the window, and how many were.
+
+    An engine's event file often holds its whole history.
+    """
+    times = [column for name, column in requests.items() if name.endswith("_ns")]
+    last = np.max(times, axis=0) if len(requests["id"]) else np.empty(0, np.int64)
+    kept = (last < 0) | (last >= start_ns)
+    if kept.all():
+        return requests, 0
+    return {name: column[kept] for name, column in requests.items()}, int((~kept).sum())
+
+
+SERVED_SHARE = 0.5
+"""Share of directly read bytes with block rows below which rows must have been filtered out."""
+
+
+def _rows_left_out(manifest: Manifest, kv_ops: Frame, kv_block: Frame) -> bool:
+    """Whether block rows of KV reads are missing on purpose: thinned, or filtered by a rule."""
+    filters, loss = manifest.filters, manifest.losses.get("block", Loss())
+    if filters.keep_one_in > 1 or filters.min_latency_ns > 0 or loss.thinned:
+        return True
+    direct = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0) & (kv_ops["direct"] == 1)
+    rows = (kv_block["owner"] >= 0) & (kv_block["op"] == 0)
+    if direct.any():
+        served = rows & direct[np.maximum(kv_block["owner"], 0)]
+        asked = int(kv_ops["result"][direct].sum())
+        return int(kv_block["bytes"][served].sum()) < SERVED_SHARE * asked
+    return filters.device is not None and not rows.any()
 
 
 class _Groups:
@@ -104,9 +138,12 @@ class _Join:
         who: Attribution,
         owner: Ints,
         device: int | None,
+        rows_left_out: bool,
+        start_ns: int,
     ) -> None:
         self.requests, self.lookups, self.ops, self.block = requests, lookups, ops, block
         self.who, self.owner, self.device = who, owner, device
+        self.rows_left_out, self.start_ns = rows_left_out, start_ns
         op, request, share = who.pairs
         is_read = ops["kind"][op] < OpKind.WRITE
         self.op, self.share = op[is_read], share[is_read]
@@ -154,10 +191,15 @@ def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None)
         int(join.requests[name][request])
         for name in ("arrival_ns", "prefill_start_ns", "prefill_end_ns", "first_token_ns")
     )
-    cut = None
-    if 0 <= arrival <= first_token:
+    cut, restore = None, None
+    # What a request did before the window was not seen: its parts are unknown.
+    whole = arrival < 0 or arrival >= join.start_ns
+    if whole:
+        milestones = (arrival, prefill_start, first_token)
+        restore = spans.cut_restore(activity, *milestones, join.rows_left_out)
+    if whole and 0 <= arrival <= first_token:
         cut = spans.cut_ttft(arrival, prefill_start, prefill_end, first_token, activity)
-    reads = len(activity.read_start_ns) > 0
+    reads = len(activity.read_start_ns) > 0 and whole
     first_read = int(activity.read_start_ns.min()) if reads else None
     looked = join.lookups_of[request]
     hits = looked[join.lookups["result"][looked] >= 0]
@@ -165,14 +207,14 @@ def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None)
     return Account(
         id=str(join.requests["id"][request]),
         arrival_ns=arrival,
-        ttft_ns=first_token - arrival if cut else None,
+        ttft_ns=first_token - arrival if 0 <= arrival <= first_token else None,
         prompt_tokens=join.known("prompt_tokens", request),
         device_hit_tokens=join.known("device_hit_tokens", request),
         storage_hit_tokens=join.known("storage_hit_tokens", request),
         computed_tokens=join.known("computed_tokens", request),
         stored_tokens=found * unit_tokens if unit_tokens and len(looked) else None,
         spans=cut,
-        restore=spans.cut_restore(activity, arrival, prefill_start, first_token),
+        restore=restore,
         recompute_ns=None,
         restore_estimate_ns=None,
         verdict=Verdict.UNKNOWN,
@@ -261,7 +303,7 @@ def _only_complete(
 def _restore_sample(accounts: list[Account]) -> RestoreSample | None:
     done = [a for a in accounts if a.restore is not None and a.restore.bytes > 0]
     parts: list[Restore] = [a.restore for a in done if a.restore is not None]
-    if not parts:
+    if not parts or any(r.device_ns is None for r in parts):
         return None
     depths = [r.effective_depth for r in parts if r.effective_depth is not None]
     return RestoreSample(
@@ -269,9 +311,9 @@ def _restore_sample(accounts: list[Account]) -> RestoreSample | None:
         bytes=sum(r.bytes for r in parts),
         ops=sum(r.ops for r in parts),
         restore_ns=sum(r.exposed_ns for r in parts),
-        device_ns=sum(r.device_ns for r in parts),
-        block_queue_ns=sum(r.block_queue_ns for r in parts),
-        software_ns=sum(r.software_ns for r in parts),
+        device_ns=sum(r.device_ns or 0 for r in parts),
+        block_queue_ns=sum(r.block_queue_ns or 0 for r in parts),
+        software_ns=sum(r.software_ns or 0 for r in parts),
         idle_ns=sum(r.idle_ns for r in parts),
         ttft_ns=sum(a.ttft_ns for a in done if a.ttft_ns is not None),
         effective_depth=float(np.mean(depths)) if depths else 1.0,

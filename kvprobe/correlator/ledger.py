@@ -41,7 +41,8 @@ class Restore:
     """One request's restore. ``device + block_queue + software + idle = exposed`` exactly.
 
     ``exposed_ns`` is the restore before the request's own prefill, ``hidden_ns`` the part that
-    overlaps it. ``effective_depth`` is the mean number of its reads open while any was open.
+    overlaps it. ``effective_depth`` is the mean number of its reads open while any was open. The
+    first three parts are None where block rows were left out: their time cannot be told apart.
     """
 
     bytes: int
@@ -49,9 +50,9 @@ class Restore:
     commands: int
     exposed_ns: int
     hidden_ns: int
-    device_ns: int
-    block_queue_ns: int
-    software_ns: int
+    device_ns: int | None
+    block_queue_ns: int | None
+    software_ns: int | None
     idle_ns: int
     effective_depth: float | None
 
@@ -115,7 +116,7 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class DeviceAccount:
-    """One device over the window. Depth figures come from in-kernel sums, reads and writes."""
+    """One device over the window. Depth figures are of reads, from in-kernel sums."""
 
     facts: DeviceFacts
     mean_depth: float | None
@@ -169,6 +170,9 @@ class Ledger:
     ``accounts``, -1) and ``class`` (index into CLASSES)."""
     block: Frame
     """Block rows with the columns of ``block`` plus ``owner`` (index into ``ops``, -1)."""
+
+    earlier_requests: int = 0
+    """Requests that ended before the window: left out."""
 
     def ops_of(self, account: int) -> NDArray[np.int64]:
         """Indices of the operations attributed to one account, by start time."""

@@ -78,7 +78,6 @@ def account_devices(
     devices: Sequence[DeviceFacts],
     block: Frame,
     depth: Frame,
-    window_ns: tuple[int, int],
     cells: tuple[ServiceCell, ...],
     kv_device: int | None,
 ) -> tuple[DeviceAccount, ...]:
@@ -95,7 +94,6 @@ def account_devices(
             facts.get(d, DeviceFacts(d, f"{d >> 20}:{d & 0xFFFFF}", "unknown")),
             block,
             depth,
-            window_ns,
             cells if d == kv_device else (),
         )
         for d in seen
@@ -107,17 +105,17 @@ def _account(
     facts: DeviceFacts,
     block: Frame,
     depth: Frame,
-    window_ns: tuple[int, int],
     cells: tuple[ServiceCell, ...],
 ) -> DeviceAccount:
     rows = block["device"] == facts.device
     reads, writes = rows & (block["op"] == 0), rows & (block["op"] == 1)
     both = rows & (block["queued_ns"] >= 0) & ((block["op"] == 0) | (block["op"] == 1))
     latency = (block["done_ns"] - block["queued_ns"])[both & reads]
-    mean, p99, at_zero = _depth(depth, facts.device)
+    mean, p99, at_zero = _depth(depth, facts.device, 0) or (None, None, None)
+    # Little's law: the work in the rows is the integral of the depth, in the time of the sums.
     total = int((block["done_ns"] - block["queued_ns"])[both].sum())
-    span = window_ns[1] - window_ns[0]
-    little = (total / span) / mean if mean and span > 0 and both.any() else None
+    integral = _integral(depth, facts.device)
+    little = total / integral if integral > 0 and both.any() else None
     return DeviceAccount(
         facts=facts,
         mean_depth=mean,
@@ -134,29 +132,24 @@ def _account(
     )
 
 
-def _depth(depth: Frame, device: int) -> tuple[float | None, int | None, float | None]:
-    """Mean, 99th percentile and time share at zero of reads and writes together.
+def _depth(depth: Frame, device: int, direction: int) -> tuple[float, int, float] | None:
+    """Mean, 99th percentile and time share at zero of one direction; None without sums."""
+    here = (depth["device"] == device) & (depth["direction"] == direction)
+    level, time = depth["depth"][here], depth["time_ns"][here]
+    total = int(time.sum())
+    if total <= 0:
+        return None
+    levels, place = np.unique(level, return_inverse=True)
+    share = np.bincount(place.reshape(-1), time) / total
+    place_99 = min(int(np.searchsorted(np.cumsum(share), 0.99)), len(levels) - 1)
+    p99 = int(levels[place_99])
+    return float((levels * share).sum()), p99, float(share[levels == 0].sum())
 
-    The kernel keeps one depth per direction. Their means add; the percentile and the time at zero
-    are those of the busier direction, a lower bound of the joint figure (upper for zero).
-    """
-    rows = depth["device"] == device
-    means, best = 0.0, None
-    for direction in np.unique(depth["direction"][rows]).tolist():
-        here = rows & (depth["direction"] == direction)
-        level, time = depth["depth"][here], depth["time_ns"][here]
-        total = int(time.sum())
-        if total <= 0:
-            continue
-        levels, place = np.unique(level, return_inverse=True)
-        share = np.bincount(place.reshape(-1), time) / total
-        mean = float((levels * share).sum())
-        means += mean
-        p99 = int(levels[np.searchsorted(np.cumsum(share), 0.99)])
-        zero = float(share[levels == 0].sum())
-        if best is None or mean > best[0]:
-            best = (mean, p99, zero)
-    return (None, None, None) if best is None else (means, best[1], best[2])
+
+def _integral(depth: Frame, device: int) -> int:
+    """Depth summed over time, both directions."""
+    here = depth["device"] == device
+    return int((depth["depth"][here] * depth["time_ns"][here]).sum())
 
 
 def _quantiles(values: Ints) -> Interval | None:

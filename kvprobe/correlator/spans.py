@@ -97,13 +97,18 @@ def exposed(
 
 
 def cut_restore(
-    activity: Activity, arrival: int, prefill_start: int, first_token: int
+    activity: Activity,
+    arrival: int,
+    prefill_start: int,
+    first_token: int,
+    rows_left_out: bool = False,
 ) -> Restore | None:
     """Split the restore by cause, each instant to the first that applies.
 
     Device (or fabric) busy, in the block queue, in software (an operation is open with nothing
     outstanding below it), idle between operations. Only the part before the request's own prefill
-    is split: the rest is hidden behind it. None when the request read nothing.
+    is split: the rest is hidden behind it. None when the request read nothing. Where block rows
+    were left out on purpose, only idle time is known.
     """
     found = exposed(activity, arrival, prefill_start, first_token)
     if found is None:
@@ -127,9 +132,9 @@ def cut_restore(
         commands=len(activity.done_ns),
         exposed_ns=high - low,
         hidden_ns=max(last - max(high, first), 0),
-        device_ns=device,
-        block_queue_ns=queue,
-        software_ns=software,
+        device_ns=None if rows_left_out else device,
+        block_queue_ns=None if rows_left_out else queue,
+        software_ns=None if rows_left_out else software,
         idle_ns=idle,
         effective_depth=intervals.mean_depth(activity.read_start_ns, activity.read_end_ns),
     )

@@ -61,7 +61,12 @@ def _detect(ledger: Ledger) -> list[Finding]:
         sure = round(sure * UNWITNESSED, 3)
     depths = [r.restore.effective_depth for r in several]
     reads = sum(r.restore.ops for r in several)
-    waiting = sum(r.restore.idle_ns + r.restore.software_ns for r in serial)
+    above = [
+        r.restore.idle_ns + r.restore.software_ns
+        for r in serial
+        if r.restore.software_ns is not None
+    ]
+    waiting = sum(above) / exposed if len(above) == len(serial) else None
     at_stake = share_of_ttft(exposed, [r.account for r in requests])
     evidence = [
         Evidence("reads open at once in a restore, median", _median(depths), "", n),
@@ -69,7 +74,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
         Evidence("share of restored bytes read one after another", share, "share", n),
         Evidence(
             "share of those restores with nothing outstanding below the engine",
-            waiting / exposed,
+            waiting,
             "share",
             len(serial),
         ),

@@ -162,7 +162,9 @@ def _from_split(requests: Iterable[Restored], size: float) -> _Fixed | None:
     exposed = sum(p.exposed_ns for p in parts)
     if ops <= 0 or exposed <= 0:
         return None
-    above = sum(p.software_ns + p.idle_ns for p in parts) / ops
+    if any(p.software_ns is None for p in parts):
+        return None  # block rows were left out: fixed cost cannot be told from the device's time
+    above = sum((p.software_ns or 0) + p.idle_ns for p in parts) / ops
     fixed = max(0.0, above - size / COPY_BYTES_PER_S * 1e9)
     return _Fixed(fixed / (exposed / ops), ops, "from software and idle time between reads", 0.7)
 

@@ -321,7 +321,7 @@ def test_the_idle_device_before_a_restore() -> None:
 
 def test_restores_at_once_as_a_restoring_request_sees_them() -> None:
     # x restores alone for 1000, with y for 3000; y alone for 500.
-    ops = [op(2000, 6000, tid=1), op(3000, 6500, inode=8, tid=2)]
+    ops = [op(2000, 6000, tid=1, direct=0), op(3000, 6500, inode=8, tid=2, direct=0)]
     requests = [request("x", 1000, 6001, 16), request("y", 2900, 6501, 16)]
     lookups = [
         lookup(LookupKind.ACCESS, "/kv/a.bin", 1100),

@@ -107,29 +107,29 @@ def requests_of_a_disk(n: int = 211) -> Rows:
     return rows
 
 
-def devices(rows: Rows, depth: Frame, window: tuple[int, int]) -> tuple[DeviceAccount, ...]:
-    return service.account_devices((), frame("block", rows), depth, window, (), DISK)
+def devices(rows: Rows, depth: Frame) -> tuple[DeviceAccount, ...]:
+    return service.account_devices((), frame("block", rows), depth, (), DISK)
 
 
 def test_littles_law_holds_when_every_row_is_there_and_not_when_some_are_missing() -> None:
     rows = requests_of_a_disk()
     window = (0, max(r["done_ns"] for r in rows))
     depth = depth_table(rows, window)
-    (device,) = devices(rows, depth, window)
+    (device,) = devices(rows, depth)
     assert device.little_ratio == pytest.approx(1, rel=0.02)
     assert device.little_n == 211
-    (thinned,) = devices(rows[::2], depth, window)
+    (thinned,) = devices(rows[::2], depth)
     assert thinned.little_ratio == pytest.approx(0.5, rel=0.1)
 
 
 def test_depth_figures_are_those_of_the_kernel() -> None:
     rows = requests_of_a_disk()
     window = (0, max(r["done_ns"] for r in rows))
-    (device,) = devices(rows, depth_table(rows, window), window)
-    total = sum(r["done_ns"] - r["queued_ns"] for r in rows)
+    (device,) = devices(rows, depth_table(rows, window))
+    reads = [r for r in rows if r["op"] == 0]
+    total = sum(r["done_ns"] - r["queued_ns"] for r in reads)
     assert device.mean_depth == pytest.approx(total / window[1])
     at = np.arange(0, window[1], 997)
-    reads = [r for r in rows if r["op"] == 0]
     level = sum(((r["queued_ns"] <= at) & (at < r["done_ns"])).astype(int) for r in reads)
     assert device.time_at_zero_share == pytest.approx(float(np.mean(level == 0)), abs=0.01)
     assert device.p99_depth == np.quantile(level, 0.99, method="inverted_cdf")
@@ -137,7 +137,7 @@ def test_depth_figures_are_those_of_the_kernel() -> None:
 
 def test_counts_bytes_and_latency() -> None:
     rows = requests_of_a_disk()
-    (device,) = devices(rows, frame("depth", []), (0, 1))
+    (device,) = devices(rows, frame("depth", []))
     reads = [r for r in rows if r["op"] == 0]
     assert (device.reads, device.writes) == (len(reads), len(rows) - len(reads))
     assert device.read_bytes == 4096 * len(reads)
@@ -150,9 +150,7 @@ def test_counts_bytes_and_latency() -> None:
 def test_the_device_of_the_cache_comes_first_and_the_unknown_has_a_name() -> None:
     rows = [block(10, 20, device=1 << 20), *requests_of_a_disk()]
     facts = (DeviceFacts(DISK, "loop3", "loop"),)
-    found = service.account_devices(
-        facts, frame("block", rows), frame("depth", []), (0, 1), (), DISK
-    )
+    found = service.account_devices(facts, frame("block", rows), frame("depth", []), (), DISK)
     assert [d.facts.name for d in found] == ["loop3", "1:0"]
     assert found[1].read_bytes == 4096
 
@@ -162,7 +160,8 @@ def test_losses_leave_the_check_without_a_verdict() -> None:
     tables = node.capture()
     start, end = tables.manifest.window_ns
     total = sum(r["done_ns"] - r["queued_ns"] for r in node.tables["block"])
-    levels = [{"depth": 0, "time_ns": 2 * (end - start) - total}, {"depth": 2, "time_ns": total}]
+    half = total // 2
+    levels = [{"depth": 0, "time_ns": end - start - half}, {"depth": 2, "time_ns": half}]
     about = {"start_ns": start, "end_ns": end, "device": DEVICE, "direction": 0}
     frames = {name: tables.frame(name) for name in TABLES}
     frames["depth"] = frame("depth", [level | about for level in levels])

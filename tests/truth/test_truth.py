@@ -116,6 +116,8 @@ def test_parts_sum_to_their_whole(run: Run) -> None:
         assert sum(vars(spans).values()) == account.ttft_ns
         assert min(vars(spans).values()) >= 0
         if restore is not None:
+            assert restore.device_ns is not None and restore.block_queue_ns is not None
+            assert restore.software_ns is not None
             parts = (restore.device_ns, restore.block_queue_ns, restore.software_ns)
             assert sum(parts) + restore.idle_ns == restore.exposed_ns == spans.restore_ns
             assert min(*parts, restore.idle_ns) >= 0
