@@ -29,7 +29,8 @@ class Filters:
     """What the kernel keeps; everything else is dropped before a record is reserved.
 
     ``tgids`` includes descendants born later. ``device`` is the kernel's dev_t
-    (major << 20 | minor). ``root`` is an absolute directory. Empty means "all".
+    (major << 20 | minor). ``root`` is an absolute directory. Empty means "all". ``min_latency_ns``
+    and ``keep_one_in`` are for block rows only.
     """
 
     tgids: tuple[int, ...] = ()

@@ -231,8 +231,6 @@ inline_always int lookups_exit(s64 result)
 	second_path = call->second_path;
 	second_folder = call->second_folder;
 	lookups_call_end(tid);
-	if (seen.end_ns - seen.start_ns < CONFIG(min_latency_ns))
-		return 0;
 	if (seen.kind == LOOKUPS_OPEN && result >= 0) {
 		if (!lookups_opened(result, &seen))
 			return 0;

@@ -249,8 +249,6 @@ inline_always void ops_row(struct ops_result *seen)
 	u64 now = bpf_ktime_get_ns();
 	struct kv_ops *row;
 
-	if (now - seen->start_ns < CONFIG(min_latency_ns))
-		return;
 	row = RESERVE(ops);
 	if (!row)
 		return;
