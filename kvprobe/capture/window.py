@@ -23,16 +23,18 @@ from kvprobe.sources import Batch, Source, TableRows
 MAX_ROWS = 500_000
 """Rows of one table that a window holds; above it the window gets shorter, and says so."""
 _KEPT_ROWS = 100_000
+"""Rows of ``lookups`` or ``keys`` up to which those from before the window stay."""
 
 
 class Window:
     """A rolling window; satisfies ``kvprobe.capture.Tables``.
 
     ``add`` every batch of a source. A row is dropped ``seconds`` after it arrived. ``lookups``
-    and ``keys`` are kept longer, up to a number of rows: they name the files that are still open
-    and the chunks of requests that are still running.
+    and ``keys`` are kept longer while there is little of them: they name the files that are still
+    open and the chunks of requests that are still running.
 
-    ``manifest.window_ns`` is the span for which every row is here.
+    ``manifest.window_ns`` is the span for which every row is here: shorter than ``seconds`` where
+    one table would hold more than ``MAX_ROWS``.
     """
 
     def __init__(self, manifest: Manifest, seconds: float) -> None:
@@ -82,9 +84,9 @@ class Window:
         """Drop what is too old or too much; returns from when on every row is here."""
         for name, parts in self._parts.items():
             kept = name in ("lookups", "keys")
-            bound = _KEPT_ROWS if kept else MAX_ROWS
             while parts:
                 arrived_ns, frame = parts[0]
+                bound = _KEPT_ROWS if arrived_ns < start_ns else MAX_ROWS
                 too_many = self._rows[name] > bound and len(parts) > 1
                 if not too_many and (kept or arrived_ns >= start_ns):
                     break

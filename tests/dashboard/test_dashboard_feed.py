@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from kvprobe import document
+from kvprobe.capture import window as window_module
 from kvprobe.capture.reader import Capture, open_capture
 from kvprobe.capture.tables import Tables
 from kvprobe.dashboard.feed import SPEEDS, LiveFeed, ReplayFeed
 from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts, EngineFacts, Loss, ProgramCost
 from kvprobe.sources import Batch
-from tests.capture.fake_source import block_rows, manifest, request_dicts
+from tests.capture.fake_source import block_rows, lookup_rows, manifest, request_dicts
 from tests.reports.recorded import REQUESTS, write_capture
 
 
@@ -198,3 +199,23 @@ def test_speeds_stay_within_their_list(capture: Capture) -> None:
         assert feed._position().speed == SPEEDS[0]
     finally:
         feed.close()
+
+
+def test_many_lookups_shorten_the_window_only_above_the_limit_of_a_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(window_module, "_KEPT_ROWS", 29)
+    monkeypatch.setattr(window_module, "MAX_ROWS", 131)
+    window = window_module.Window(manifest(), seconds=7)
+    start_ns, second_ns = window.manifest.start_ns, 10**9
+    for second in range(1, 24):  # 13 rows a second: 7 s of them are more than 29, less than 131
+        rows = lookup_rows([b"/mnt/kv/%d" % number for number in range(13)])
+        window.add(Batch(start_ns + second * second_ns, {"lookups": rows}))
+        whole = window.manifest.end_ns - window.manifest.start_ns
+        assert whole == min(second, 7) * second_ns
+    assert len(window.frame("lookups")["path"]) == 13 * 8
+    for second in range(24, 31):  # 37 rows a second: 131 are three seconds of them
+        rows = lookup_rows([b"/mnt/kv/%d" % number for number in range(37)])
+        window.add(Batch(start_ns + second * second_ns, {"lookups": rows}))
+    assert window.manifest.end_ns - window.manifest.start_ns == 3 * second_ns
+    assert len(window.frame("lookups")["path"]) == 37 * 3
