@@ -144,6 +144,8 @@ class Dashboard(App[None]):
         found = rows(self.snapshot.document, "requests")
         table = self.query_one(DataTable)
         table.display = bool(found)
+        if found and self.screen.focused is None and len(self.screen_stack) == 1:
+            table.focus()  # a table that is not displayed cannot hold the focus
         self._put("#waiting", panels.waiting_text(self.snapshot), show=not found)
         moment = Moment(self.snapshot.now_ns)
         shown = ordered(found, self.sort_column, moment, self.sort_reverse)[:MOST_ROWS]

@@ -175,6 +175,26 @@ def test_enter_opens_the_request_under_the_cursor(live: Snapshot) -> None:
     drive(GivenFeed(live), script)
 
 
+@pytest.mark.parametrize("size", [(140, 40), (80, 24)])
+def test_keys_work_at_once_when_the_first_requests_come_late(
+    live: Snapshot, size: tuple[int, int]
+) -> None:
+    feed = GivenFeed(Snapshot())
+
+    async def script(app: Dashboard, pilot: Pilot[None]) -> None:
+        feed.current = live
+        await until(pilot, lambda: app.query_one(DataTable).row_count > 0)
+        await pilot.pause()
+        assert isinstance(app.focused, DataTable)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: isinstance(app.screen, TextPage))
+        assert "req-0209" in str(app.screen.query_one(".frame").border_title)
+        await pilot.pause(3 * INTERVAL)
+        assert isinstance(app.screen, TextPage)
+
+    drive(feed, script, size)
+
+
 def test_the_cursor_stays_on_its_request(live: Snapshot, sample: Document) -> None:
     feed = GivenFeed(live)
 
