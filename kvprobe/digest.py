@@ -146,6 +146,33 @@ def verdicts(document: Document) -> Counter[str]:
     )
 
 
+def undecided(row: Any) -> str:
+    """A word for a request without a verdict.
+
+    ``open`` where its gain may be of either sign, ``unknown`` where there is no estimate of it.
+    """
+    low, high = number(row, "gain_low_ns"), number(row, "gain_high_ns")
+    return "open" if low is not None and high is not None and low <= 0 <= high else "unknown"
+
+
+def undecided_restores(document: Document) -> Counter[str]:
+    """How many requests that restored are ``open`` and how many ``unknown``."""
+    return Counter(
+        undecided(row)
+        for row in restored(document)
+        if label(row, "verdict") in (None, Verdict.UNKNOWN)
+    )
+
+
+def split_restores(document: Document) -> list[Mapping[str, Any]]:
+    """The requests whose restore has every part: shares of a total are of these alone."""
+    return [
+        row
+        for row in restored(document)
+        if all(number(row, "restore", key) is not None for key, _, _ in RESTORE_PARTS)
+    ]
+
+
 def regret_ns(row: Any) -> float | None:
     """What the engine's choice cost this request beyond the other one; None unless it lost."""
     if label(row, "verdict") not in (Verdict.RESTORE_LOST, Verdict.RECOMPUTE_LOST):

@@ -31,7 +31,7 @@ def configure(parser: ArgumentParser) -> None:
         metavar="all|N|ID",
         default="10",
         help="all requests, the N that lost most (default: 10), or one request's whole story "
-        "(id:ID where the id is a number)",
+        "(its first characters are enough; id:ID where they are a number)",
     )
     parser.add_argument(
         "--summary", action="store_true", help="the first screen of the text report only"

@@ -83,7 +83,8 @@ def _restore(row: Any, width: int) -> Iterator[Text]:
         f"{units.count(number(restore, 'commands'))} block requests, "
         f"depth {units.fixed(number(restore, 'effective_depth'))}",
     )
-    yield part_bar(row, max(10, width - 1))
+    if bar := part_bar(row, max(10, width - 1)):
+        yield bar
     for index, (key, name, meaning) in enumerate(digest.RESTORE_PARTS):
         value = units.duration(number(restore, key))
         yield Text.assemble(

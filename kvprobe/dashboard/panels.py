@@ -57,7 +57,12 @@ def answer_line(document: Document | None, width: int) -> Text:
     restored = len(digest.restored(document))
     if restored:
         won = digest.verdicts(document)[Verdict.RESTORE_WON]
-        segments.append(Text(f"paid off {won:,}/{restored:,}", "bold"))
+        unknown = digest.undecided_restores(document)["unknown"]
+        if unknown == restored:
+            segments.append(Text(f"paid off: unknown for all {restored:,}", "bold"))
+        else:
+            more = f", {unknown:,} unknown" if unknown else ""
+            segments.append(Text(f"paid off {won:,}/{restored:,}{more}", "bold"))
     tokens = number(document, "break_even", "tokens")
     if tokens is not None:
         low, high = (number(document, "break_even", f"tokens_{end}") for end in ("low", "high"))
@@ -159,8 +164,8 @@ def _device_lines(document: Document, item: Any, width: int, roomy: bool) -> lis
         Text(label(item, "name") or "?", "bold cyan"),
         Text(f"read {units.rate(reads)}"),
         Text(f"write {units.rate(writes)}"),
-        Text(f"{depth}{units.fixed(mean, 1)} mean, p99 {units.count(p99)}"),
-        Text(f"empty {units.share(number(item, 'depth', 'time_at_zero_share'))}"),
+        Text(f"read {depth}{units.fixed(mean, 1)} mean, p99 {units.count(p99)}"),
+        Text(f"no read {units.share(number(item, 'depth', 'time_at_zero_share'))}"),
         Text(label(item, "transport") or "", "dim"),
     ]
     lines = [fitted(first, width)]

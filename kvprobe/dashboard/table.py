@@ -94,8 +94,10 @@ def _plain(text: str) -> Text:
 
 
 def part_bar(row: Row, width: int) -> Text:
-    """The parts of one restore as a bar; empty where there is none."""
+    """The parts of one restore as a bar; empty where there is none, or a part is unknown."""
     values = [number(row, "restore", key) for key, _, _ in digest.RESTORE_PARTS]
+    if None in values:
+        return Text()
     pairs = zip(bars.stacked(values, width), PART_STYLES, strict=True)
     return Text.assemble(*pairs)
 
@@ -105,7 +107,7 @@ def verdict(row: Row) -> Text:
     name = label(row, "verdict") or "unknown"
     if name in VERDICTS:
         return Text(*VERDICTS[name])
-    return Text("running" if number(row, "ttft_ns") is None else "open", "dim")
+    return Text("running" if number(row, "ttft_ns") is None else digest.undecided(row), "dim")
 
 
 def gain(row: Row) -> Text:

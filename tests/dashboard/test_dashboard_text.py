@@ -20,7 +20,9 @@ from kvprobe.dashboard.table import (
     cells,
     columns_for,
     ordered,
+    part_bar,
     ttft_or_age,
+    verdict,
 )
 from kvprobe.digest import rows
 from tests.reports.make_sample_report import document
@@ -81,7 +83,7 @@ def test_devices_show_the_last_second(sample: Document) -> None:
     last = device["timeline"][-1]
     text = panels.devices_text(sample, 120, 9).plain
     assert f"read {units.rate(last['read_bytes_per_s'])}" in text
-    assert f"depth {units.fixed(last['depth_mean'], 1)} now, 1.1 mean, p99 4" in text
+    assert f"read depth {units.fixed(last['depth_mean'], 1)} now, 1.1 mean, p99 4" in text
     assert f"p50 {units.duration(last['read_p50_ns'])}" in text
     assert f"p99 {units.duration(last['read_p99_ns'])}" in text
     device["timeline"] = []
@@ -142,3 +144,17 @@ def test_nulls_anywhere_never_raise_on_the_screen(seed: int, share: float) -> No
         plain(details.request_text(row, 60))
     for finding in rows(broken, "findings"):
         plain(details.finding_text(broken, finding))
+
+
+def test_all_unknown_is_not_paid_off_for_none() -> None:
+    found = document()
+    for row in found["requests"]:
+        row.update(verdict="unknown", gain_ns=None, gain_low_ns=None, gain_high_ns=None)
+    assert "paid off: unknown for all 194" in panels.answer_line(found, 120).plain
+    row = next(row for row in found["requests"] if row["restore"] and row["ttft_ns"])
+    assert verdict(row).plain == "unknown"
+    row.update(gain_ns=3, gain_low_ns=-7, gain_high_ns=11)
+    assert verdict(row).plain == "open"
+    assert "paid off 0/194, 193 unknown" in panels.answer_line(found, 120).plain
+    row["restore"]["device_ns"] = None
+    assert part_bar(row, 7).plain == ""

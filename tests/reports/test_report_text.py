@@ -63,6 +63,76 @@ def test_numbers_shown_are_those_of_the_document(sample: Document) -> None:
     assert f"paid off for {won} of 194 requests that restored" in " ".join(text.split())
 
 
+def test_filters_are_named_only_where_one_is_set(sample: Document) -> None:
+    nothing = {"tgids": [], "device": None, "root": None, "min_latency_ns": 0, "keep_one_in": 1}
+    for filters in (None, {}, nothing):
+        sample["capture"]["filters"] = filters
+        assert "filters" not in render(sample, summary=True)
+    device = sample["devices"][0]
+    device["facts"] = {"device": 7 << 20 | 3}
+    sample["capture"]["filters"] = {
+        "tgids": [123, 131],
+        "device": 7 << 20 | 3,
+        "root": "/mnt/kv",
+        "min_latency_ns": 211_000,
+        "keep_one_in": 11,
+    }
+    assert (
+        f"filters root /mnt/kv; processes 123, 131; device {device['name']}; "
+        "one block row in 11 kept; faster than 211 µs left out own cost"
+    ) in " ".join(render(sample, summary=True).split())
+    sample["capture"]["filters"] = {**nothing, "device": 259 << 20 | 5}
+    assert "filters   device 259:5\n" in render(sample, summary=True)
+
+
+def test_open_has_an_interval_and_unknown_has_none(sample: Document) -> None:
+    for row in sample["requests"]:
+        row.update(verdict="unknown", gain_ns=None, gain_low_ns=None, gain_high_ns=None)
+    text = " ".join(render(sample).split())
+    assert "Whether restoring paid off is unknown for all 194 requests that restored;" in text
+    assert "paid off for" not in text and "are open" not in text and "restore open" not in text
+    restored = [row for row in sample["requests"] if row["restore"]]
+    for row in restored[:7]:
+        row.update(gain_ns=3_000_000, gain_low_ns=-11_000_000, gain_high_ns=17_000_000)
+    text = " ".join(render(sample, requests="all").split())
+    assert "paid off for 0 of 194 requests that restored; 7 are open; 187 are unknown;" in text
+    assert text.count("open 3.00 ms") == 7
+
+
+def test_restores_with_an_unknown_part_have_no_bar_and_no_share(sample: Document) -> None:
+    restored = [row for row in sample["requests"] if row["restore"]]
+    known = sum(row["restore"]["idle_ns"] for row in restored[13:])
+    parts = ("device_ns", "block_queue_ns", "software_ns", "idle_ns")
+    whole = sum(row["restore"][key] for row in restored[13:] for key in parts)
+    for row in restored[:13]:
+        row["restore"].update(device_ns=None, block_queue_ns=None, software_ns=None)
+    text = render(sample)
+    assert f"{units.share(known / whole)}" in next(li for li in text.splitlines() if "░ idle" in li)
+    assert "13 more restores are not in it" in text
+    story = render(sample, requests=restored[0]["id"])
+    own = story.partition("Its restore")[2].splitlines()
+    assert own[1].split()[:2] == ["device", "unknown"]
+    for row in restored:
+        row["restore"]["device_ns"] = None
+    assert "Unknown: none of 194 restores has all of its parts." in render(sample)
+
+
+def test_the_first_characters_of_an_id_or_its_cut_form_name_it(sample: Document) -> None:
+    first, second = sample["requests"][:2]
+    first["id"], second["id"] = "5a82e0c1d7b91b322", "5a82e0c1d7b91c101"
+    first["ttft_ns"], second["ttft_ns"] = 10**12, 10**12 - 10**9
+    shown = render(sample, requests="all")
+    cut = next(word for word in shown.split() if word.startswith("5a82"))
+    assert cut != first["id"]
+    for name in ("5a82e0c1d7b91b", cut, cut.replace("…", "..."), "5a82…1b322"):
+        assert f"Request  {first['id']}" in render(sample, requests=name), name
+    with pytest.raises(KvprobeError) as caught:
+        render(sample, requests="5a82e")
+    assert "2 requests" in caught.value.message and "first characters" in (caught.value.hint or "")
+    sample["requests"][2]["id"] = "x-5a82e0c1d7b91b"
+    assert f"Request  {first['id']}" in render(sample, requests="5a82e0c1d7b91b")
+
+
 def test_each_estimate_has_its_interval_and_n(sample: Document) -> None:
     text = " ".join(render(sample, width=120).split())
     assert "break-even at 1,240 tokens (1,020\N{EN DASH}1,610 at 90 %)" in text

@@ -39,9 +39,9 @@ def _lines(document: Document, item: Any, page: Page) -> Iterator[tuple[str, str
             yield f"{way}s", text + (f", {units.rate(rate)} on average" if rate is not None else "")
     depth = pick(item, "depth")
     yield (
-        "queue depth",
+        "read depth",
         f"mean {units.fixed(number(depth, 'mean'))}, p99 {units.count(number(depth, 'p99'))}, "
-        f"nothing queued {units.share(number(depth, 'time_at_zero_share'))} of the time",
+        f"no read queued {units.share(number(depth, 'time_at_zero_share'))} of the time",
     )
     latency = pick(item, "read_latency")
     if number(latency, "median_ns") is not None:

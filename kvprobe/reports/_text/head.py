@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from kvprobe import digest, units
-from kvprobe.digest import Document, label, number, pick, rows
+from kvprobe.digest import Document, label, number, pick, printable, rows
 from kvprobe.model import Verdict
 from kvprobe.reports._text.page import SEVERITY_STYLES, Page, labelled, paragraph
 
@@ -29,6 +29,8 @@ def head(document: Document, page: Page) -> Iterator[RenderableType]:
         ("engine", _engine(document)),
         ("window", _window(document)),
     ]
+    if filters := _filters(document):
+        pairs.append(("filters", filters))
     if not lossy:
         pairs.append(("losses", "none lost, none thinned" if pick(document, "losses") else
                       "unknown"))  # fmt: skip
@@ -43,8 +45,12 @@ def headline(document: Document) -> str:
     restored = digest.restored(document)
     if not rows(document, "requests"):
         return "No request was seen in this window."
-    won, lost = counts[Verdict.RESTORE_WON], counts[Verdict.RESTORE_LOST]
+    won = counts[Verdict.RESTORE_WON]
     said = [f"Restoring paid off for {won:,} of {len(restored):,} requests that restored"]
+    undecided = digest.undecided_restores(document)
+    if restored and undecided["unknown"] == len(restored):
+        n = undecided.pop("unknown")
+        said = [f"Whether restoring paid off is unknown for all {n:,} requests that restored"]
     if not restored:
         hits = sum(1 for row in rows(document, "requests") if number(row, "tokens", "storage_hit"))
         said = ["No request restored KV cache from storage"]
@@ -64,9 +70,7 @@ def headline(document: Document) -> str:
         if counts[verdict]:
             total = units.duration(sum(regrets)) if regrets else "an unknown time"
             said.append(f"{counts[verdict]:,} {what} {total} in total")
-    undecided = len(restored) - won - lost
-    if restored and undecided > 0:
-        said.append(f"{undecided:,} are undecided")
+    said += [f"{n:,} are {word}" for word, n in sorted(undecided.items())]
     said.append(_break_even(document))
     return "; ".join(said) + "."
 
@@ -176,6 +180,36 @@ def _window(document: Document) -> str:
     if kernel := label(capture, "kernel"):
         said.append(f"Linux {kernel}")
     return ", ".join(said)
+
+
+def _filters(document: Document) -> str:
+    """What was left out on purpose while recording; empty where nothing was."""
+    filters = pick(document, "capture", "filters")
+    said = []
+    if root := label(filters, "root"):
+        said.append(f"root {root}")
+    tgids = pick(filters, "tgids")
+    if isinstance(tgids, list) and tgids:
+        names = [units.UNKNOWN if tgid is None else printable(str(tgid)) for tgid in tgids]
+        said.append(f"{'process' if len(names) == 1 else 'processes'} {', '.join(names)}")
+    device = number(filters, "device")
+    if device is not None:
+        said.append(f"device {_device_name(document, int(device))}")
+    every = number(filters, "keep_one_in")
+    if every is not None and every > 1:
+        said.append(f"one block row in {units.count(every)} kept")
+    fast = number(filters, "min_latency_ns")
+    if fast is not None and fast > 0:
+        said.append(f"faster than {units.duration(fast)} left out")
+    return "; ".join(said)
+
+
+def _device_name(document: Document, device: int) -> str:
+    """Its name where it is among the devices, else ``major:minor`` of its dev_t."""
+    for row in rows(document, "devices"):
+        if number(row, "facts", "device") == device and (name := label(row, "name")):
+            return name
+    return f"{device >> 20}:{device & 0xFFFFF}"
 
 
 def _cost(document: Document) -> str:

@@ -57,14 +57,18 @@ def _find(items: list[Mapping[str, Any]], wanted: str) -> Mapping[str, Any]:
     ids = {label(row, "id"): row for row in items}
     if name in ids:
         return ids[name]
-    close = [row for key, row in ids.items() if key and name in key]
+    start, cut, end = name.replace("...", "…").partition("…")
+    begun = [row for key, row in ids.items() if key and key.startswith(start)]
+    if cut:
+        begun = [row for row in begun if (label(row, "id") or "").endswith(end)]
+    close = begun or [row for key, row in ids.items() if key and name in key]
     if len(close) == 1:
         return close[0]
     raise KvprobeError(
-        f"{len(close) or 'no'} requests have {name!r} in their id"
+        f"{len(close)} requests have {name!r} in their id"
         if close
         else f"no request {name!r} in this capture",
-        "`--requests all` lists them",
+        "`--requests all` lists them; the first characters that only one id has are enough",
     )
 
 
@@ -149,7 +153,7 @@ def gain(row: Any) -> Text:
         return Text(units.UNKNOWN, "dim")
     if verdict.endswith("_lost"):
         mid, low, high = -mid, _negative(high), _negative(low)
-    word = verdict.rpartition("_")[2] if style else "open"
+    word = verdict.rpartition("_")[2] if style else digest.undecided(row)
     return Text(f"{word} {units.interval(mid, low, high, units.duration)}", style)
 
 
@@ -158,9 +162,11 @@ def _negative(value: float | None) -> float | None:
 
 
 def part_bar(row: Any, width: int) -> Text:
-    """The parts of one restore as a bar."""
+    """The parts of one restore as a bar; empty where one of them is unknown."""
     values = [number(row, "restore", key) for key, _, _ in digest.RESTORE_PARTS]
     bar = Text()
+    if None in values:
+        return bar
     for filled, style in zip(bars.stacked(values, width), PART_STYLES, strict=True):
         bar.append(filled, style)
     return bar
@@ -217,7 +223,8 @@ def _restore_detail(row: Any, page: Page) -> Iterator[RenderableType]:
         f"{units.count(number(row, 'restore', 'commands'))} block requests, "
         f"{units.fixed(number(row, 'restore', 'effective_depth'))} in flight on average",
     )
-    yield paragraph(part_bar(row, page.bar_width(4, most=96)))
+    if bar := part_bar(row, page.bar_width(4, most=96)):
+        yield paragraph(bar)
     pairs = [
         (name, f"{units.duration(number(row, 'restore', key)):>10}  {meaning}")
         for key, name, meaning in digest.RESTORE_PARTS

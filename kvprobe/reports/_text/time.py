@@ -22,13 +22,16 @@ from kvprobe.reports._text.page import (
 
 def restore_parts(document: Document, page: Page) -> Iterator[RenderableType]:
     """The stacked bar and its table: device, block queue, software, idle."""
-    items = digest.restored(document)
+    items = digest.split_restores(document)
     parts = digest.parts(items, "restore", digest.RESTORE_PARTS)
-    n = max((part.n for part in parts), default=0)
+    n, unsplit = len(items), len(digest.restored(document)) - len(items)
     total = sum(part.total for part in parts)
     if not n:
         yield heading("Where restore time went")
-        yield paragraph("Unknown: no restore was timed.")
+        what = "no restore was timed"
+        if unsplit:
+            what = f"none of {unsplit:,} restores has all of its parts"
+        yield paragraph(f"Unknown: {what}.")
         return
     yield heading("Where restore time went", f"{units.duration(total)} in {n:,} restores")
     bar = Text()
@@ -40,6 +43,8 @@ def restore_parts(document: Document, page: Page) -> Iterator[RenderableType]:
         bar.append(filled, style)
     yield paragraph(bar)
     yield table(page, _columns("each restore", shaded=True), parts)
+    if unsplit:
+        yield paragraph(f"{unsplit:,} more restores are not in it: a part of theirs is unknown.")
 
 
 def ttft_spans(document: Document, page: Page) -> Iterator[RenderableType]:
