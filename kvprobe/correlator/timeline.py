@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TimelinePoint:
-    """One stretch of time. Reads and writes share the queue, so their mean depths add.
+    """One stretch of time. ``depth_mean`` is of reads, as a device's depth figures are.
 
     ``read_p50_ns`` and ``read_p99_ns`` are interpolated within a histogram bucket; None without
     ``reads``.
@@ -89,15 +89,11 @@ def _point(depth: Frame, counted: Frame) -> TimelinePoint:
 
 
 def _mean_depth(depth: Frame) -> float | None:
-    """Time-weighted mean per direction, summed over directions."""
-    total = None
-    for direction in (_READ, _WRITE):
-        rows = depth["direction"] == direction
-        time = int(depth["time_ns"][rows].sum())
-        if time > 0:
-            work = int((depth["depth"][rows] * depth["time_ns"][rows]).sum())
-            total = (total or 0.0) + work / time
-    return total
+    """Time-weighted mean of reads."""
+    rows = depth["direction"] == _READ
+    time = int(depth["time_ns"][rows].sum())
+    work = int((depth["depth"][rows] * depth["time_ns"][rows]).sum())
+    return work / time if time > 0 else None
 
 
 def _quantile(counted: Frame, share: float) -> float | None:
