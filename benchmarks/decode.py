@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.harness.document import Aim, Column, Outcome, Table, Value
 from benchmarks.harness.estimate import median_interval
+from benchmarks.harness.quiet import wait_until_quiet
 from benchmarks.rivals import reason
 from kvprobe import schema
 from kvprobe.bpf import attach, trial
@@ -34,26 +35,31 @@ LATENCY_NS = 10_007
 _ROW = schema.numpy_dtype(schema.BLOCK)
 _RECORD_BYTES = HEADER_BYTES + _ROW.itemsize
 _TEST_RUN = 10
+_PATIENCE_SECONDS = 300.0
 _CODES = {"u8": "Q", "u4": "I", "u2": "H", "u1": "B", "i4": "i"}
 
 
 def measure(quick: bool, say: Callable[[str], None]) -> Outcome:
     """Time every method; one that this machine cannot run is a note."""
     repeats = 5 if quick else 31
+    patience = 0.0 if quick else _PATIENCE_SECONDS
     outcome = Outcome({"ring": f"{RING_BYTES >> 20} MiB", "record_bytes": _RECORD_BYTES})
     timed: dict[str, Interval] = {}
     say("simulated ring")
+    wait_until_quiet(patience)
     memory = _SimulatedRing()
     timed["kvprobe, simulated ring"] = _timed(memory.refill, memory.ring.drain, repeats)
     unpacked = max(3, repeats // 5)
     timed["struct.iter_unpack, simulated ring"] = _timed(memory.refill, memory.unpack, unpacked)
     say("real ring")
+    wait_until_quiet(patience)
     try:
         with _real_ring(RING_BYTES // 8 if quick else RING_BYTES) as (ring, fill):
             timed["kvprobe, BPF ring"] = _timed(fill, ring.drain, max(3, repeats // 3))
     except (OSError, KvprobeError) as error:
         outcome.notes.append(f"no BPF ring: {error}")
     say("callbacks of bcc")
+    wait_until_quiet(patience)
     try:
         for name, samples in _callbacks(2 if quick else 7).items():
             timed[name] = median_interval(samples)

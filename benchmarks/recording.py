@@ -63,7 +63,7 @@ _COLUMNS = (
 
 def _one(target: Target, folder: Path, rate: int, seconds: float, quick: bool) -> Captured:
     quiet.wait_until_quiet(1.0 if quick else 60.0)
-    how = Reading(4096, 1, seconds + _PATIENCE_SECONDS, max(1, rate // _ROWS_PER_READ))
+    how = Reading(4096, 8, seconds + _PATIENCE_SECONDS, max(1, rate // _ROWS_PER_READ))
     with reading(target, how) if rate else nullcontext():
         return capture(target, folder, seconds)
 
