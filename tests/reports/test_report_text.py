@@ -64,7 +64,13 @@ def test_numbers_shown_are_those_of_the_document(sample: Document) -> None:
 
 
 def test_filters_are_named_only_where_one_is_set(sample: Document) -> None:
-    nothing = {"tgids": [], "device": None, "root": None, "min_latency_ns": 0, "keep_one_in": 1}
+    nothing: dict[str, Any] = {
+        "tgids": [],
+        "device": None,
+        "root": None,
+        "min_latency_ns": 0,
+        "keep_one_in": 1,
+    }
     for filters in (None, {}, nothing):
         sample["capture"]["filters"] = filters
         assert "filters" not in render(sample, summary=True)
