@@ -1,11 +1,12 @@
 """What tracing costs the traced: fio alone, beside kvprobe, beside what else there is.
 
 Four cases: 4 KiB and 1 MiB random direct reads, on a loop device over memory, where the processors
-are the limit (fio and the device's worker fill both), and on a disk that is itself the limit.
+are the limit (two jobs of fio for each fill them), and on a disk that is itself the limit.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,9 +37,10 @@ class _Case:
     target: Callable[[], AbstractContextManager[Target]]
     size_bytes: int
     depth: int
+    jobs: int
 
     def reading(self, seconds: float) -> Reading:
-        return Reading(self.size_bytes, self.depth, seconds)
+        return Reading(self.size_bytes, self.depth, seconds, jobs=self.jobs)
 
 
 @dataclass
@@ -50,11 +52,12 @@ class _Found:
     base_ns: float = 0.0
 
 
+_FULL = 2 * (os.cpu_count() or 1)
 _CASES = (
-    _Case("4 KiB, 32 in flight, processors are the limit", "processors", memory_target, 4096, 32),
-    _Case("1 MiB, 8 in flight, processors are the limit", "processors", memory_target, 1 << 20, 8),
-    _Case("4 KiB, 32 in flight, device is the limit", "device", disk_target, 4096, 32),
-    _Case("1 MiB, 8 in flight, device is the limit", "device", disk_target, 1 << 20, 8),
+    _Case("4 KiB, processors are the limit", "processors", memory_target, 4096, 32, _FULL),
+    _Case("1 MiB, processors are the limit", "processors", memory_target, 1 << 20, 8, _FULL),
+    _Case("4 KiB, device is the limit", "device", disk_target, 4096, 32, 1),
+    _Case("1 MiB, device is the limit", "device", disk_target, 1 << 20, 8, 1),
 )
 
 
@@ -64,11 +67,11 @@ def measure(quick: bool, say: Callable[[str], None]) -> Outcome:
     Raises:
         KvprobeError: kvprobe itself does not start.
     """
-    seconds = 0.5 if quick else 3.0
-    patience = Patience(1, 0.0) if quick else Patience(7, _PATIENCE_SECONDS)
+    seconds = 0.5 if quick else 2.0
+    patience = Patience(1, 0.0) if quick else Patience(11, _PATIENCE_SECONDS)
     outcome = Outcome(
         {
-            "fio": f"random direct reads, libaio, {seconds:g} s each, one job",
+            "fio": f"random direct reads, libaio, windows of {seconds:g} s",
             "pairs": patience.pairs,
             "discard": f"beside more than {quiet.MOST_FOREIGN_SHARE:.0%} of a core of other work",
         }
@@ -156,10 +159,10 @@ def _tables(
     case: _Case, target: Target, tracers: Sequence[Tracer], found: _Found
 ) -> tuple[Table, Table]:
     untraced = [
-        run.read.iops
+        window.iops
         for pairs in found.samples.pairs.values()
         for pair in pairs
-        for run in (pair.before, pair.after)
+        for window in (pair.before, pair.after)
     ]
     rows: list[Mapping[str, Value]] = [
         {"tracer": "untraced", "iops": statistics.median(untraced), "ratio": None}
@@ -179,10 +182,15 @@ def _tables(
             for name, runs, ns in middle.programs
         ]
     return (
-        Table(f"{case.title}: {target.what}; medians [90 % interval]", _COLUMNS, tuple(rows)),
+        Table(_title(case, target), _COLUMNS, tuple(rows)),
         Table(f"programs of the same case, base {found.base_ns:.0f} ns a run subtracted",
               _PROGRAM_COLUMNS, tuple(programs)),
     )  # fmt: skip
+
+
+def _title(case: _Case, target: Target) -> str:
+    load = f"{case.jobs} x {case.depth} in flight, {target.what}"
+    return f"{case.title} ({load}); medians [90 % interval]"
 
 
 def _row(tracer: Tracer, found: _Found) -> dict[str, Value]:
@@ -190,14 +198,15 @@ def _row(tracer: Tracer, found: _Found) -> dict[str, Value]:
     costs = found.costs[tracer.name]
     row: dict[str, Value] = {
         "tracer": tracer.name,
-        "iops": statistics.median(pair.traced.read.iops for pair in pairs),
+        "iops": statistics.median(pair.traced.iops for pair in pairs),
         "ratio": median_interval([pair.ratio for pair in pairs]),
         "cpu_share": statistics.median(map(_cpu_share, pairs)),
         "net_ns": median_interval([cost.ns_per_io for cost in costs]),
         "runs": statistics.median(cost.runs_per_io for cost in costs),
         "peak_bytes": max(pair.result.peak_bytes for pair in pairs),
     }
-    lost = [pair.result.lost for pair in pairs if pair.result.lost is not None]
+    results = [pair.result for pair in pairs] + [cost.result for cost in costs]
+    lost = [result.lost for result in results if result.lost is not None]
     row["lost"] = sum(lost) if lost else None
     if any(pair.result.rows for pair in pairs):
         row["user_us_per_row"] = _user_us_per_row(pairs)
@@ -207,22 +216,16 @@ def _row(tracer: Tracer, found: _Found) -> dict[str, Value]:
                 for p in pairs
             ]
         )
-        row["delivered"] = _delivered(pairs)
+        row["delivered"] = sum(c.result.rows for c in costs) / sum(c.ios for c in costs)
     return row
 
 
 def _cpu_share(pair: Pair) -> float:
-    """Of a core, over the time that fio read."""
-    used = pair.result.user_seconds + pair.result.system_seconds
-    return used * pair.traced.read.iops / max(1, pair.traced.read.ios)
+    return (pair.result.user_seconds + pair.result.system_seconds) / pair.attached_seconds
 
 
 def _user_us_per_row(pairs: Sequence[Pair]) -> Interval:
     return median_interval([1e6 * p.result.user_seconds / max(1, p.result.rows) for p in pairs])
-
-
-def _delivered(pairs: Sequence[Pair]) -> float:
-    return sum(p.result.rows for p in pairs) / sum(p.traced.read.ios for p in pairs)
 
 
 def _middle_cost(costs: Sequence[Cost]) -> Cost:
@@ -269,14 +272,20 @@ def _notes(case: _Case, found: _Found) -> list[str]:
     notes = []
     if samples.discarded or samples.disturbed:
         notes.append(
-            f"{case.title}: {samples.discarded} pairs discarded because others used the machine; "
+            f"{case.title}: {samples.discarded} pairs discarded because others used the machine, "
             f"{samples.disturbed} disturbed ones kept when patience was at its end"
         )
-    for name, pairs in samples.pairs.items():
-        requests = sum(pair.traced.requests for pair in pairs)
-        missing = requests - sum(pair.result.rows for pair in pairs)
-        lost = sum(pair.result.lost or 0 for pair in pairs)
-        if missing > 0 and any(pair.result.rows for pair in pairs):
+    stolen = [w.stolen for pairs in samples.pairs.values() for p in pairs for w in p.windows]
+    if max(stolen) > quiet.MOST_FOREIGN_SHARE:
+        notes.append(
+            f"{case.title}: the hypervisor stole {statistics.median(stolen):.0%} of a core in the "
+            f"median window, {max(stolen):.0%} at most"
+        )
+    for name, costs in found.costs.items():
+        requests = sum(cost.requests for cost in costs)
+        missing = requests - sum(cost.result.rows for cost in costs)
+        lost = sum(cost.result.lost or 0 for cost in costs)
+        if missing > 0 and any(cost.result.rows for cost in costs):
             notes.append(
                 f"{case.title}: {name} delivered no row for {missing:,} of {requests:,} requests "
                 f"that the disk counted ({missing / requests:.3%}), and counted {lost:,} as lost"

@@ -39,12 +39,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Reading:
-    """How fio reads: bytes at a time, in flight, for how long; ``per_second`` None: all it can."""
+    """How fio reads: bytes at a time, in flight for each job, for how long at most.
+
+    ``per_second`` None: all it can.
+    """
 
     size_bytes: int
     depth: int
     seconds: float
     per_second: int | None = None
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,29 @@ def read(target: Target, how: Reading) -> Read:
     )
 
 
+class Reader:
+    """fio at work."""
+
+    def __init__(self, process: subprocess.Popen[bytes], size_bytes: int) -> None:
+        self._process = process
+        self._size_bytes = size_bytes
+
+    def ios(self) -> float:
+        """I/Os submitted so far, by the kernel's account of that process.
+
+        Raises:
+            KvprobeError: it has ended.
+        """
+        if self._process.poll() is not None:
+            raise KvprobeError("fio did not read until the end")
+        for line in Path(f"/proc/{self._process.pid}/io").read_text().splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1]) / self._size_bytes
+        raise KvprobeError("this kernel does not account I/O of processes")
+
+
 @contextmanager
-def reading(target: Target, how: Reading) -> Iterator[None]:
+def reading(target: Target, how: Reading) -> Iterator[Reader]:
     """Let fio read meanwhile, for ``how.seconds`` at most.
 
     Raises:
@@ -130,7 +155,7 @@ def reading(target: Target, how: Reading) -> Iterator[None]:
     except OSError as error:
         raise KvprobeError(f"fio does not run: {error}", "apt-get install fio") from error
     try:
-        yield
+        yield Reader(process, how.size_bytes)
         if process.poll() is not None:
             raise KvprobeError("fio did not read until the end")
     finally:
@@ -143,7 +168,7 @@ def _command(target: Target, how: Reading) -> list[str]:
         str(target.path), FILE_BYTES, how.size_bytes, how.depth, True, "libaio", how.seconds, _SEED
     )
     rate = [] if how.per_second is None else [f"--rate_iops={how.per_second}"]
-    return [*fio.command(job), *rate]
+    return [*fio.command(job), f"--numjobs={how.jobs}", *rate]
 
 
 def _fill(path: Path) -> None:

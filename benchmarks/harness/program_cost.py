@@ -27,6 +27,10 @@ class Cost:
     skipped: int
     """Runs that the kernel left out because that processor was in a BPF program already."""
     result: Traced
+    ios: int
+    """fio's own count of what it read while the tracer was attached."""
+    requests: int
+    """The disk's own count meanwhile."""
 
 
 def measure(target: Target, how: Reading, tracer: Tracer, base_ns: float) -> Cost:
@@ -36,7 +40,9 @@ def measure(target: Target, how: Reading, tracer: Tracer, base_ns: float) -> Cos
         held = programs.held_by(running.pid)
         with programs.statistics():
             before = programs.runs_of(held)
+            requests = target.completed()
             ios = read(target, how).ios
+            requests = target.completed() - requests
             after = programs.runs_of(held)
         result = running.stop()
     finally:
@@ -51,7 +57,7 @@ def measure(target: Target, how: Reading, tracer: Tracer, base_ns: float) -> Cos
         if runs > ios // 1000:
             each.append((seen.name, runs / ios, net_ns / runs))
     each.sort(key=lambda item: -item[1] * item[2])
-    return Cost(total_ns / ios, total_runs / ios, tuple(each), skipped, result)
+    return Cost(total_ns / ios, total_runs / ios, tuple(each), skipped, result, ios, requests)
 
 
 def base_ns(target: Target, how: Reading) -> float:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,13 +44,15 @@ def held_by(pid: int) -> frozenset[int]:
     found = set()
     folder = Path(f"/proc/{pid}")
     try:
-        for number in os.listdir(folder / "fd"):
+        numbers = os.listdir(folder / "fd")
+    except OSError:
+        return frozenset()
+    for number in numbers:
+        with suppress(OSError):  # that descriptor has just been closed
             if os.readlink(folder / "fd" / number) == "anon_inode:bpf-prog":
                 for line in (folder / "fdinfo" / number).read_text().splitlines():
                     if line.startswith("prog_id:"):
                         found.add(int(line.split()[1]))
-    except OSError:
-        pass  # the process, or that descriptor, has just gone
     return frozenset(found)
 
 
