@@ -14,6 +14,8 @@ MOST_FOREIGN_SHARE = 0.08
 """Of one core, while something is measured."""
 SAMPLE_SECONDS = 0.5
 """For which it must have been quiet; what begins after that is seen in the run."""
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of include/linux/sched.h"""
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -76,9 +78,9 @@ def _times() -> dict[int, tuple[int, int]]:
             text = Path(f"/proc/{entry}/stat").read_text()
         except OSError:
             continue  # it has ended
-        # pid (comm) state ppid .. vsize is the 23rd field: 0 for a kernel thread
+        # pid (comm) state ppid .. the flags are the 9th field, the times the 14th to 17th
         fields = text[text.rindex(")") + 2 :].split()
-        if fields[20] != "0":
+        if not int(fields[6]) & _KERNEL_THREAD:
             times[int(entry)] = (int(fields[1]), sum(map(int, fields[11:15])))
     return times
 
