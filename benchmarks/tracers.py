@@ -68,7 +68,7 @@ def measure(quick: bool, say: Callable[[str], None]) -> Outcome:
         KvprobeError: kvprobe itself does not start.
     """
     seconds = 0.5 if quick else 2.0
-    patience = Patience(1, 0.0) if quick else Patience(11, _PATIENCE_SECONDS)
+    patience = Patience(1, 0.0) if quick else Patience(7, _PATIENCE_SECONDS)
     outcome = Outcome(
         {
             "fio": f"random direct reads, libaio, windows of {seconds:g} s",
