@@ -163,6 +163,40 @@ class DeviceFacts:
     mounts: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class NvmePath:
+    """One way to one NVMe namespace: a disk as block rows name it, and the controller behind it.
+
+    ``device`` is the kernel's dev_t of that disk. Under native multipath it is hidden and ``head``
+    is the disk that is mounted; otherwise ``head`` is its own name. ``queue_size`` is commands in
+    flight for each of ``io_queues``. Names and numbers change when a controller reconnects;
+    ``key`` does not.
+    """
+
+    device: int
+    name: str
+    head: str
+    controller: int
+    transport: str
+    head_device: int | None = None
+    nqn: str | None = None
+    address: str | None = None
+    nsid: int | None = None
+    namespace: str | None = None
+    """UUID, NGUID or EUI of the namespace, the first that is there."""
+    state: str | None = None
+    ana_state: str | None = None
+    io_queues: int | None = None
+    queue_size: int | None = None
+    iopolicy: str | None = None
+    numa_node: int | None = None
+
+    @property
+    def key(self) -> tuple[str | None, str | None, int | None]:
+        """NQN, address and namespace id: what stays over a reconnect."""
+        return self.nqn, self.address, self.nsid
+
+
 # ---------------------------------------------------------------- analysis
 
 

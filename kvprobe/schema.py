@@ -16,6 +16,7 @@ UNKNOWN = -1
 
 U64_MAX = 2**64 - 1
 U32_MAX = 2**32 - 1
+U16_MAX = 2**16 - 1
 PATH_BYTES = 400
 """Longest path in a ``lookups`` row, terminator included; longer ones are cut and marked."""
 
@@ -66,6 +67,43 @@ class BlockMethod(IntEnum):
     RAW_DEVICE = 3
 
 
+class NvmeTransport(IntEnum):
+    """What carries an NVMe command (the ``transport`` column)."""
+
+    UNKNOWN = 0
+    PCI = 1
+    TCP = 2
+    RDMA = 3
+    LOOP = 4
+
+
+class FabricKind(IntEnum):
+    """What a ``fabric`` row saw. ``value`` is what the comment says, 0 otherwise."""
+
+    RETRANSMIT = 1
+    """The kernel sent a segment of a queue's connection again."""
+    CONGESTION_STATE = 2
+    """New state of a queue's connection: 0 open, 1 disorder, 2 CWR, 3 recovery, 4 loss."""
+    SEND_SPACE = 3
+    """A queue that waited for room in its socket's send buffer got it."""
+    CONNECTION_STATE = 4
+    """New TCP state of a queue's connection: 1 established, 7 closed .. (tcp_states.h)."""
+    ERROR_RECOVERY = 5
+    """The driver gave up a controller's connections."""
+    RECONNECT = 6
+    """The driver tries to connect a controller anew."""
+    COMMAND_TIMEOUT = 7
+    """A command was not answered in time."""
+    FAILOVER = 8
+    """A command failed for a reason of its path; its I/O goes to another one."""
+    REQUEUE = 9
+    """A namespace sends the I/O that waited for a usable path."""
+    PATH_LOST = 10
+    """A path is no longer used by its namespace."""
+    PATH_LIVE = 11
+    """A path can be used by its namespace."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column. ``dtype`` is a numpy code; ``null`` the raw value that stands for unknown."""
@@ -107,6 +145,7 @@ BLOCK = Table(
         _C("issued_ns", "u8", "ns", "request handed to the driver", null=0),
         _C("inode", "u8", "", "inode of the owning file", null=0),
         _C("sector", "u8", "512 B", "first sector on the device"),
+        _C("request", "u8", "", "identity of the kernel's request while it lives", null=0),
         _C("offset", "u8", "B", "file offset, see BlockMethod", null=U64_MAX),
         _C("bytes", "u4", "B", "bytes completed"),
         _C("device", "u4", "dev_t", "whole disk, major << 20 | minor"),
@@ -165,6 +204,48 @@ LOOKUPS = Table(
         _C("kv_key", "O", "", "KV key that the engine's recogniser finds in the path"),
         _C("kv_temporary", "i8", "", "1: a name that is renamed when the file is whole"),
     ),
+)
+
+NVME = Table(
+    "nvme",
+    "one NVMe command; a retried request has several",
+    (
+        _C("done_ns", "u8", "ns", "the driver saw the command's completion"),
+        _C("setup_ns", "u8", "ns", "the driver made the command"),
+        _C("sent_ns", "u8", "ns", "handed to the transport for the last time", null=0),
+        _C("arrived_ns", "u8", "ns", "first sign on its queue of what completed it", null=0),
+        _C("request", "u8", "", "as in block: with the time, it joins a command to its request"),
+        _C("bytes", "u4", "B", "bytes of the request when the command was made"),
+        _C("device", "u4", "dev_t", "whole disk; under native multipath the path", null=0),
+        _C("nsid", "u4", "", "namespace on its controller", null=0),
+        _C("controller", "u2", "", "instance: the N of /dev/nvmeN", null=U16_MAX),
+        _C("queue", "u2", "", "queue pair of the controller; 0 is the admin queue"),
+        _C("command_id", "u2", "", "as sent"),
+        _C("status", "u2", "", "NVMe status with its type, 0 is success"),
+        _C("opcode", "u1", "", "2 read, 1 write, 0 flush .."),
+        _C("retries", "u1", "", "earlier commands of the same request"),
+        _C("transport", "u1", "", "see NvmeTransport"),
+        _C("reserved", "u1", "", "zero"),
+    ),
+    kernel=True,
+)
+
+FABRIC = Table(
+    "fabric",
+    "one event of an NVMe path: of its connections, its controller or its namespace",
+    (
+        _C("time_ns", "u8", "ns", "when"),
+        _C("request", "u8", "", "of a failover or a timeout, as in block", null=0),
+        _C("value", "u8", "", "see FabricKind"),
+        _C("device", "u4", "dev_t", "whole disk of the path, or the head", null=0),
+        _C("controller", "u2", "", "instance: the N of /dev/nvmeN", null=U16_MAX),
+        _C("queue", "u2", "", "queue pair of the controller", null=U16_MAX),
+        _C("kind", "u1", "", "see FabricKind"),
+        _C("reserved", "u1", "", "zero"),
+        _C("unused", "u2", "", "zero"),
+        _C("padding", "u4", "", "zero"),
+    ),
+    kernel=True,
 )
 
 DEPTH = Table(
@@ -235,7 +316,19 @@ HOST = Table(
 )
 
 TABLES = {
-    table.name: table for table in (BLOCK, OPS, LOOKUPS, DEPTH, HISTOGRAM, REQUESTS, KEYS, HOST)
+    table.name: table
+    for table in (
+        BLOCK,
+        OPS,
+        LOOKUPS,
+        NVME,
+        FABRIC,
+        DEPTH,
+        HISTOGRAM,
+        REQUESTS,
+        KEYS,
+        HOST,
+    )
 }
 
 _C_TYPES = {"u8": "u64", "u4": "u32", "u2": "u16", "u1": "u8", "i4": "s32"}

@@ -490,6 +490,7 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 	row->issued_ns = slot->issued_ns;
 	row->inode = owner.inode;
 	row->sector = READ(request, __sector, view) - (slot->bytes >> 9);
+	row->request = kv_request_id(request);
 	row->offset = owner.offset;
 	row->bytes = slot->bytes + bytes;
 	row->device = slot->device;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,6 +90,7 @@ def _plan(
         "more_roots": bool(root and root.has_mounts),
         "min_latency_ns": filters.min_latency_ns,
         "o_direct": os.O_DIRECT,
+        "secret": secrets.randbits(64),
     }
     entries = {probe.table: ring_bytes or probe.ring_bytes for probe in probes}
     return Plan(

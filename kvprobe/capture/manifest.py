@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvprobe.model import DeviceFacts, EngineFacts, Filters, Loss, Missing, ProgramCost
+from kvprobe.model import DeviceFacts, EngineFacts, Filters, Loss, Missing, NvmePath, ProgramCost
 
 FORMAT = "kvcap"
 FORMAT_VERSION = 1
@@ -83,6 +83,8 @@ class Manifest:
     signal_understood: int | None = None
     signal_ignored: int | None = None
     devices: tuple[DeviceFacts, ...] = ()
+    nvme_paths: tuple[NvmePath, ...] = ()
+    """All that were there at some time of the recording."""
     notes: tuple[str, ...] = ()
     """What is missing or was cut short, one sentence each, for the first lines of a report."""
 
