@@ -3,6 +3,7 @@
  * The dialect in which probes are written. One source compiles twice:
  *
  *   core  clang -target bpf -> CO-RE object -> libbpf         (KV_BCC undefined)
+ *         and once more with KV_PLAIN, for kernels that lack bpf_rdonly_cast (before 6.2)
  *   bcc   Debian's bcc, on the node, without kernel headers   (KV_BCC defined)
  *
  * kvprobe/bpf/compose.py joins this file, the records made from kvprobe/schema.py, the
@@ -15,15 +16,23 @@
  *   RAW_HOOK(program, event) { .. ARG(n) .. }       kernel tracepoint with its kernel arguments
  *   SYSCALL_ENTER(program, call) { .. SYSCALL_ARG(n) .. }
  *   SYSCALL_EXIT(program, call, call ..) { .. SYSCALL_RESULT .. }
+ *   FUNCTION_ENTER(program, function) { .. FUNCTION_ARG(n) .. }      kprobe, n from 0 to 5
+ *   FUNCTION_EXIT(program, function) { .. FUNCTION_RESULT .. }       kretprobe
+ *
+ * The tracepoint or function of a module names it last: RAW_HOOK(program, event, module). Such a
+ * hook is left out where the module is not loaded. A kernel may have no function probes, and a
+ * compiler may have inlined the function away: probes must do without.
  *
  *   SUBPROGRAM                            a function that core verifies once, not at every use:
  *                                         numbers in, a number out
  *   PER_LOADER(core, bcc)                 one of two numbers; bcc's loops must be shorter
  *   READ(structure, field, pointer)       one field of a kernel structure, of its declared type
  *   VIEW(structure, pointer)              a pointer for several READs: core casts once
+ *   READ_MODULE(structure, field, pointer)   READ for a structure of a module
  *   ADDRESS(structure, field, pointer)    where it is: for embedded structures, strings, arrays
  *   CONTAINER(structure, field, address)  the structure around a field
  *   HAS_FIELD(structure, field), HAS_TYPE(structure), TYPE_SIZE(structure)
+ *                                         these and the last two above serve modules' as well
  *   READ_AT(type, address)                a plain value at a kernel address
  *   READ_USER(type, address)              a plain value at a user address
  *
@@ -78,12 +87,22 @@ static long (*kv_probe_read_user_str)(void *to, u32 size, const void *from) = (v
 
 #define PER_LOADER(core, bcc) bcc
 
-#define RAW_HOOK(program, event) int program(struct bpf_raw_tracepoint_args *ctx)
+#define RAW_HOOK(program, ...) int program(struct bpf_raw_tracepoint_args *ctx)
 #define ARG(n) (ctx->args[n])
 #define SYSCALL_ENTER(program, call) int program(u64 *ctx)
 #define SYSCALL_EXIT(program, ...) int program(u64 *ctx)
 #define SYSCALL_ARG(n) (ctx[2 + (n)])
 #define SYSCALL_RESULT ((s64)ctx[2])
+#define FUNCTION_ENTER(program, ...) int program(struct pt_regs *ctx)
+#define FUNCTION_EXIT(program, ...) int program(struct pt_regs *ctx)
+#define FUNCTION_ARG(n) KV_ARGUMENT_##n
+#define FUNCTION_RESULT ((u64)PT_REGS_RC(ctx))
+#define KV_ARGUMENT_0 ((u64)PT_REGS_PARM1(ctx))
+#define KV_ARGUMENT_1 ((u64)PT_REGS_PARM2(ctx))
+#define KV_ARGUMENT_2 ((u64)PT_REGS_PARM3(ctx))
+#define KV_ARGUMENT_3 ((u64)PT_REGS_PARM4(ctx))
+#define KV_ARGUMENT_4 ((u64)PT_REGS_PARM5(ctx))
+#define KV_ARGUMENT_5 ((u64)PT_REGS_PARM6(ctx))
 
 /*
  * From the running kernel's BTF the loader defines, per field, its offset O_structure_field, its
@@ -109,6 +128,7 @@ static long (*kv_probe_read_user_str)(void *to, u32 size, const void *from) = (v
 			       "in this kernel the size of " #structure "." #field " differs"); \
 		READ_AT(kv_field, (u64)(pointer) + O_##structure##_##field);                   \
 	})
+#define READ_MODULE(structure, field, pointer) READ(structure, field, pointer)
 #define VIEW(structure, pointer) ((const struct structure *)(u64)(pointer))
 #define ADDRESS(structure, field, pointer) ((u64)(pointer) + O_##structure##_##field)
 #define CONTAINER(structure, field, address) ((u64)(address)-O_##structure##_##field)
@@ -189,19 +209,69 @@ static long (*bpf_probe_read_user_str)(void *to, u32 size, const void *from) = (
 static long (*bpf_probe_read_kernel_str)(void *to, u32 size, const void *from) = (void *)115;
 static void *(*bpf_ringbuf_reserve)(void *ring, u64 size, u64 flags) = (void *)131;
 static void (*bpf_ringbuf_submit)(void *row, u64 flags) = (void *)132;
-extern void *bpf_rdonly_cast(const void *pointer, u32 type_id) __attribute__((section(".ksyms")));
 
-#define RAW_HOOK(program, event) SEC("raw_tp/" #event) int program(u64 *ctx)
+#define RAW_HOOK(program, event, ...) SEC("raw_tp/" #event) int program(u64 *ctx)
 #define ARG(n) (ctx[n])
 #define SYSCALL_ENTER(program, call) SEC("tp/syscalls/sys_enter_" #call) int program(u64 *ctx)
 #define SYSCALL_EXIT(program, ...) SEC("tp/syscalls/sys_exit") int program(u64 *ctx)
 #define SYSCALL_ARG(n) (ctx[2 + (n)])
 #define SYSCALL_RESULT ((s64)ctx[2])
 
+/* The registers that carry arguments; one object serves both architectures. */
+struct pt_regs { /* x86_64 */
+	unsigned long di, si, dx, cx, r8, r9, ax;
+} KERNEL_STRUCT;
+struct user_pt_regs { /* arm64: how its struct pt_regs begins */
+	u64 regs[31];
+} KERNEL_STRUCT;
+
+#define FUNCTION_ENTER(program, function, ...)                                                 \
+	SEC("kprobe/" #function) int program(struct pt_regs *ctx)
+#define FUNCTION_EXIT(program, function, ...)                                                  \
+	SEC("kretprobe/" #function) int program(struct pt_regs *ctx)
+#define FUNCTION_ARG(n) KV_REGISTER(n, KV_ARGUMENT_##n)
+#define FUNCTION_RESULT KV_REGISTER(0, ax)
+#define KV_REGISTER(arm64, x86_64)                                                             \
+	((u64)(HAS_TYPE(user_pt_regs) ? ((struct user_pt_regs *)ctx)->regs[arm64] : ctx->x86_64))
+#define KV_ARGUMENT_0 di
+#define KV_ARGUMENT_1 si
+#define KV_ARGUMENT_2 dx
+#define KV_ARGUMENT_3 cx
+#define KV_ARGUMENT_4 r8
+#define KV_ARGUMENT_5 r9
+
+#define KV_FIELD(structure, field) (((struct structure *)0)->field)
+#define KV_OFFSET(structure, field)                                                            \
+	__builtin_preserve_field_info(KV_FIELD(structure, field), 0)
+#define ADDRESS(structure, field, pointer) ((u64)(pointer) + KV_OFFSET(structure, field))
+#define CONTAINER(structure, field, address) ((u64)(address)-KV_OFFSET(structure, field))
+#define HAS_FIELD(structure, field)                                                            \
+	__builtin_preserve_field_info(KV_FIELD(structure, field), 2)
+#define HAS_TYPE(structure) __builtin_preserve_type_info(*(struct structure *)0, 0)
+#define TYPE_SIZE(structure) __builtin_preserve_type_info(*(struct structure *)0, 1)
+
+/* Never reads more than the kernel's field has: what lies behind it is another one. */
+#define READ_MODULE(structure, field, pointer)                                                 \
+	({                                                                                     \
+		typeof(KV_FIELD(structure, field)) kv_value = 0;                               \
+		u32 kv_size = __builtin_preserve_field_info(KV_FIELD(structure, field), 1);    \
+		bpf_probe_read_kernel(                                                         \
+			&kv_value, kv_size < sizeof(kv_value) ? kv_size : sizeof(kv_value),    \
+			(const void *)ADDRESS(structure, field, pointer));                     \
+		kv_value;                                                                      \
+	})
+
+#ifdef KV_PLAIN
+#define VIEW(structure, pointer) ((const struct structure *)(u64)(pointer))
+#define READ(structure, field, pointer) READ_MODULE(structure, field, pointer)
+#else
+extern void *bpf_rdonly_cast(const void *pointer, u32 type_id) __attribute__((section(".ksyms")));
+
 /*
- * bpf_rdonly_cast costs one move; the load after it is a plain one that cannot fault. Eight bytes
- * are loaded as a number, also where they are a pointer: the verifier forbids arithmetic on
- * pointers. Any kernel structure that begins with a 64-bit number serves for that.
+ * bpf_rdonly_cast knows the kernel's own types only, no module's. It costs one move; the load
+ * after it is a plain one that cannot fault. Eight bytes are loaded as a number, also where they
+ * are a pointer: the verifier forbids arithmetic on pointers. Any kernel structure that begins
+ * with a 64-bit number serves for that.
  */
 struct timespec64 {
 	s64 tv_sec;
@@ -210,7 +280,6 @@ struct timespec64 {
 #define KV_AS(structure, pointer)                                                              \
 	((struct structure *)bpf_rdonly_cast((const void *)(pointer),                          \
 					     __builtin_btf_type_id(*(struct structure *)0, 1)))
-#define KV_FIELD(structure, field) (((struct structure *)0)->field)
 #define VIEW(structure, pointer) ((const struct structure *)KV_AS(structure, pointer))
 #define KV_IS_VIEW(structure, pointer)                                                         \
 	__builtin_types_compatible_p(typeof(pointer), const struct structure *)
@@ -223,14 +292,7 @@ struct timespec64 {
 					      timespec64, ADDRESS(structure, field, pointer))  \
 					      ->tv_sec,                                        \
 				      KV_AS(structure, pointer)->field))
-#define ADDRESS(structure, field, pointer) ((u64)(pointer) + KV_OFFSET(structure, field))
-#define KV_OFFSET(structure, field)                                                            \
-	__builtin_preserve_field_info(KV_FIELD(structure, field), 0)
-#define CONTAINER(structure, field, address) ((u64)(address)-KV_OFFSET(structure, field))
-#define HAS_FIELD(structure, field)                                                            \
-	__builtin_preserve_field_info(KV_FIELD(structure, field), 2)
-#define HAS_TYPE(structure) __builtin_preserve_type_info(*(struct structure *)0, 0)
-#define TYPE_SIZE(structure) __builtin_preserve_type_info(*(struct structure *)0, 1)
+#endif
 #define READ_AT(type, address)                                                                 \
 	({                                                                                     \
 		type kv_value = 0;                                                             \

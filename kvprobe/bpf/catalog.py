@@ -11,15 +11,16 @@ from typing import Any
 from kvprobe import content, schema
 from kvprobe.errors import KvprobeError
 
-_KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes"}
+_KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes", "needs"}
 
 
 @dataclass(frozen=True)
 class Probe:
     """One probe.
 
-    ``hides`` says, per event or kernel function, what is not seen where a machine lacks it.
-    Events in ``optional`` may be absent without a word: old names, other architectures.
+    ``hides`` says, per event, kernel function or kernel module, what is not seen where a machine
+    lacks it. Events in ``optional`` may be absent without a word: old names, other architectures.
+    Where the kernel module ``needs`` is absent, the probe has nothing to see and is left out.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Probe:
     hides: dict[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    needs: str = ""
 
 
 def available() -> dict[str, Probe]:
@@ -83,6 +85,7 @@ def _read(name: str, path: Path, source: Path) -> Probe:
         {str(key): str(value) for key, value in data.get("hides", {}).items()},
         tuple(data.get("optional", ())),
         tuple(data.get("notes", ())),
+        str(data.get("needs", "")),
     )
 
 

@@ -22,13 +22,23 @@ SHARED = ("kernel.bpf.h", "filters.bpf.h")
 FILTERS = "filters"
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
-_HOOK = re.compile(r"^(RAW_HOOK|SYSCALL_ENTER|SYSCALL_EXIT)\((\w+),([\w,\s]+)\)", re.M)
+_HOOK = re.compile(
+    r"^(RAW_HOOK|SYSCALL_ENTER|SYSCALL_EXIT|FUNCTION_ENTER|FUNCTION_EXIT)\((\w+),([\w,\s]+)\)", re.M
+)
 _MAP = re.compile(r"^(HASH|LRU_HASH|ARRAY|PER_CPU_ARRAY|RING)\(([^()]*)\);$", re.M)
-_FIELD = re.compile(r"\b(?:READ|ADDRESS|CONTAINER|HAS_FIELD)\(\s*(\w+)\s*,\s*(\w+)\s*[,)]")
+_FIELD = re.compile(
+    r"\b(?:READ|READ_MODULE|ADDRESS|CONTAINER|HAS_FIELD)\(\s*(\w+)\s*,\s*(\w+)\s*[,)]"
+)
 _TYPE = re.compile(r"\b(?:TYPE_SIZE|HAS_TYPE)\(\s*(\w+)\s*\)")
 _COUNTER = re.compile(r"\bCOUNT\(\s*(\w+)\s*,")
 _CONSTANT = re.compile(r"\b(CONFIG|SYMBOL|ENUMERATOR|ARGUMENTS)\(\s*(\w+)\s*\)")
-_HOOK_KINDS = {"RAW_HOOK": "raw", "SYSCALL_ENTER": "sys_enter", "SYSCALL_EXIT": "sys_exit"}
+_HOOK_KINDS = {
+    "RAW_HOOK": "raw",
+    "SYSCALL_ENTER": "sys_enter",
+    "SYSCALL_EXIT": "sys_exit",
+    "FUNCTION_ENTER": "enter",
+    "FUNCTION_EXIT": "exit",
+}
 _MAP_ARGUMENTS = {"HASH": 4, "LRU_HASH": 4, "ARRAY": 3, "PER_CPU_ARRAY": 3, "RING": 1}
 
 
@@ -38,14 +48,24 @@ class Hook:
 
     name: str
     kind: str
-    """``raw`` (kernel tracepoint), ``sys_enter`` or ``sys_exit``."""
+    """``raw`` (kernel tracepoint), ``sys_enter``, ``sys_exit``, or ``enter`` and ``exit`` of a
+    kernel function."""
     event: str
     probe: str
+    module: str = ""
+    """The kernel module that brings the event or function; empty for the kernel itself."""
 
     @property
     def label(self) -> str:
         """The place as a person would write it."""
+        if self.is_function:
+            return f"{self.event}()" if self.kind == "enter" else f"return of {self.event}()"
         return self.event if self.kind == "raw" else f"{self.kind}_{self.event}"
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it takes a function probe (kprobe)."""
+        return self.kind in ("enter", "exit")
 
 
 @dataclass(frozen=True)
@@ -123,11 +143,17 @@ def kernel_name(structure: str) -> str:
 
 
 def _hooks(probe: str, text: str) -> list[Hook]:
-    return [
-        Hook(program, _HOOK_KINDS[macro], event.strip(), probe)
-        for macro, program, events in _HOOK.findall(text)
-        for event in events.split(",")
-    ]
+    found = []
+    for macro, program, arguments in _HOOK.findall(text):
+        words = [word.strip() for word in arguments.split(",")]
+        kind = _HOOK_KINDS[macro]
+        if macro.startswith("SYSCALL"):
+            found += [Hook(program, kind, call, probe) for call in words]
+        elif len(words) <= 2:
+            found.append(Hook(program, kind, words[0], probe, *words[1:]))
+        else:
+            raise KvprobeError(f"probe {probe}: {macro}({program}, ..) has too many arguments")
+    return found
 
 
 def _maps(probe: str, text: str) -> list[Map]:
