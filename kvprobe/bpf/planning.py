@@ -90,7 +90,8 @@ def _plan(
         "more_roots": bool(root and root.has_mounts),
         "min_latency_ns": filters.min_latency_ns,
         "o_direct": os.O_DIRECT,
-        "secret": secrets.randbits(64),
+        # Kernel addresses have their top bit set, columns of a frame are signed: this clears it.
+        "secret": secrets.randbits(63) | 1 << 63,
     }
     entries = {probe.table: ring_bytes or probe.ring_bytes for probe in probes}
     return Plan(
