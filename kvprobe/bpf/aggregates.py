@@ -1,7 +1,7 @@
 """In-kernel aggregates of the block probe as rows: time at depth, size x latency histogram.
 
-The kernel keeps running sums (``probes/block.bpf.c``); this module takes the difference between
-two readings. Its bucket edges are those of the C code.
+The kernel keeps running sums (``probes/block_aggregates.bpf.h``); this module takes the difference
+between two readings. Its bucket edges are those of the C code.
 """
 
 from __future__ import annotations

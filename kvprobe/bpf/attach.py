@@ -1,17 +1,21 @@
 """Attaching a loaded program by system call, so that every loader attaches in the same way.
 
-libbpf and bcc both look tracepoints up in a mounted tracefs; these two functions need none.
+libbpf and bcc both look events up in a mounted tracefs; these functions need none.
 Closing the returned descriptor detaches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import platform
 import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from kvprobe.bpf import tracefs
 from kvprobe.errors import ExitCode, KvprobeError
@@ -24,8 +28,12 @@ _PERF_TYPE_TRACEPOINT = 2
 _PERF_FLAG_FD_CLOEXEC = 8
 _PERF_EVENT_IOC_ENABLE = 0x2400
 _PERF_EVENT_IOC_SET_BPF = 0x40042408
-_PERF_ATTR = struct.Struct("=IIQQQQQIIQ")
-"""The first version of perf_event_attr, 64 bytes, which every kernel accepts."""
+_PERF_ATTR = struct.Struct("=IIQQQQQIIQQ")
+"""The second version of perf_event_attr, 72 bytes: type, size, config, sample_period, sample_type,
+read_format, flags, wakeup_events, bp_type, config1, config2."""
+FUNCTION_EVENTS = Path("/sys/bus/event_source/devices/kprobe")
+"""How perf knows function probes; absent where the kernel has none."""
+_CLOSING_THREADS = 32
 
 
 def _syscall(index: int, *args: object) -> int:
@@ -77,22 +85,60 @@ def attach_tracepoint(program: int, category: str, name: str) -> int:
     number = tracefs.tracepoint_id(category, name)
     if number is None:
         raise _refused(f"tracepoint {category}:{name}", OSError(errno.ENOENT, "no such event"))
-    # type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, two unused
-    attribute = ctypes.create_string_buffer(
-        _PERF_ATTR.pack(_PERF_TYPE_TRACEPOINT, _PERF_ATTR.size, number, 1, 0, 0, 0, 1, 0, 0)
-    )
     try:
-        # The program sees every task on every CPU, whichever CPU the event is opened on.
-        event = _syscall(1, attribute, -1, 0, -1, _PERF_FLAG_FD_CLOEXEC)
-        try:
-            fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program)
-            fcntl.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
-        except OSError:
-            os.close(event)
-            raise
-        return event
+        return _run_at(_perf_event(_PERF_TYPE_TRACEPOINT, number), program)
     except OSError as error:
         raise _refused(f"tracepoint {category}:{name}", error) from error
+
+
+def attach_function(program: int, name: str, on_return: bool) -> int:
+    """Attach to the beginning of a kernel function, or to its return.
+
+    Raises:
+        KvprobeError: no such function, it cannot be traced, or the kernel has no function probes.
+    """
+    try:
+        return _run_at(_function_event(name, on_return), program)
+    except OSError as error:
+        raise _refused(f"function {name}", error) from error
+
+
+def traceable(names: Iterable[str]) -> frozenset[str]:
+    """Those kernel functions at which a program could be attached now; found by trying."""
+    events = {}
+    for name in names:
+        with contextlib.suppress(OSError, ValueError):
+            events[name] = _function_event(name, on_return=False)
+    # Each closing waits until no CPU runs in the probe; the waits overlap in threads.
+    with ThreadPoolExecutor(_CLOSING_THREADS) as threads:
+        list(threads.map(os.close, events.values()))
+    return frozenset(events)
+
+
+def _function_event(name: str, on_return: bool) -> int:
+    """Descriptor of a perf event that nothing reads yet."""
+    number = int((FUNCTION_EVENTS / "type").read_text())
+    bit = int((FUNCTION_EVENTS / "format/retprobe").read_text().removeprefix("config:"))
+    text = ctypes.create_string_buffer(name.encode())
+    return _perf_event(number, on_return << bit, ctypes.addressof(text))
+
+
+def _perf_event(kind: int, config: int, config1: int = 0) -> int:
+    attribute = ctypes.create_string_buffer(
+        _PERF_ATTR.pack(kind, _PERF_ATTR.size, config, 1, 0, 0, 0, 1, 0, config1, 0)
+    )
+    # The program sees every task on every CPU, whichever CPU the event is opened on.
+    return _syscall(1, attribute, -1, 0, -1, _PERF_FLAG_FD_CLOEXEC)
+
+
+def _run_at(event: int, program: int) -> int:
+    try:
+        fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program)
+        fcntl.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
+    except OSError:
+        os.close(event)
+        raise
+    return event
 
 
 def _refused(where: str, error: OSError) -> KvprobeError:

@@ -20,6 +20,7 @@ from typing import Any
 from kvprobe.bpf import bcc_child, stubs
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.compose import Source, kernel_name
+from kvprobe.bpf.kernel_types import KernelTypes
 from kvprobe.bpf.loaded import Loaded, Plan
 from kvprobe.errors import ExitCode, KvprobeError
 
@@ -28,7 +29,7 @@ DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 COMPILE_TIMEOUT_SECONDS = 300.0
 """A compile takes a fraction of a second; under full machine emulation, half a minute."""
 
-_PROGRAM_TYPES = {"raw": 17, "sys_enter": 5, "sys_exit": 5}
+_PROGRAM_TYPES = {"raw": 17, "sys_enter": 5, "sys_exit": 5, "enter": 2, "exit": 2}
 _NO_SUCH_FIELD = 195896080
 """A helper that does not exist. Like libbpf, kvprobe puts a call of it where a program uses a field
 that this kernel lacks: the verifier refuses the program only if that place can be reached."""
@@ -46,12 +47,11 @@ def load(source: Source, plan: Plan, kernel: Btf | None = None) -> Loaded:
         KvprobeError: bcc is missing or another project, the text does not compile, the kernel
             lacks a field that a program needs or refuses the program.
     """
+    types = KernelTypes(kernel or Btf.load(), source.modules)
     kinds = {hook.name: _PROGRAM_TYPES[hook.kind] for hook in source.hooks}
     request = {
         "text": _with_entries(source, plan),
-        "cflags": [
-            f"-D{name}={value}" for name, value in macros(source, plan, kernel or Btf.load())
-        ],
+        "cflags": [f"-D{name}={value}" for name, value in macros(source, plan, types)],
         "programs": {name: kinds[name] for name in sorted(plan.programs)},
         "maps": [item.name for item in source.maps],
     }
@@ -68,14 +68,14 @@ def load(source: Source, plan: Plan, kernel: Btf | None = None) -> Loaded:
     )
 
 
-def macros(source: Source, plan: Plan, kernel: Btf) -> Iterator[tuple[str, str]]:
+def macros(source: Source, plan: Plan, types: KernelTypes) -> Iterator[tuple[str, str]]:
     """What the dialect's bcc half expects to be defined, name and value.
 
     Raises:
         KvprobeError: a field is a bit field, which cannot be read by its offset.
     """
     for structure, field in source.fields:
-        found = kernel.field(kernel_name(structure), field)
+        found = types.field(kernel_name(structure), field)
         if found and found.bits:
             raise KvprobeError(
                 f"{structure}.{field} is a bit field in this kernel",
@@ -87,7 +87,7 @@ def macros(source: Source, plan: Plan, kernel: Btf) -> Iterator[tuple[str, str]]
         yield f"H_{name}", "1" if found else "0"
         yield f"S_{name}", str(found.size) if found else "0"
     for structure in source.types:
-        yield f"T_{structure}", str(kernel.size(kernel_name(structure)) or 0)
+        yield f"T_{structure}", str(types.size(kernel_name(structure)) or 0)
     for kind, name in source.constants:
         yield f"KV_{kind}_{name}", f"{plan.constants[kind, name] & (2**64 - 1):#x}ULL"
     for item in source.maps:

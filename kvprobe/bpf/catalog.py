@@ -11,7 +11,7 @@ from typing import Any
 from kvprobe import content, schema
 from kvprobe.errors import KvprobeError
 
-_KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes", "needs"}
+_KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes", "needs", "instead"}
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Probe:
     ``hides`` says, per event, kernel function or kernel module, what is not seen where a machine
     lacks it. Events in ``optional`` may be absent without a word: old names, other architectures.
     Where the kernel module ``needs`` is absent, the probe has nothing to see and is left out.
+    ``instead`` names, per event or function, the one that does its work where it is missing, and
+    that is not used where it is there.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Probe:
     optional: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     needs: str = ""
+    instead: dict[str, str] = field(default_factory=dict)
 
 
 def available() -> dict[str, Probe]:
@@ -82,11 +85,16 @@ def _read(name: str, path: Path, source: Path) -> Probe:
         table,
         ring_bytes,
         source,
-        {str(key): str(value) for key, value in data.get("hides", {}).items()},
+        _texts(data.get("hides", {})),
         tuple(data.get("optional", ())),
         tuple(data.get("notes", ())),
         str(data.get("needs", "")),
+        _texts(data.get("instead", {})),
     )
+
+
+def _texts(table: dict[str, Any]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in table.items()}
 
 
 def is_ring_size(size: int) -> bool:

@@ -21,6 +21,7 @@ SHARED = ("kernel.bpf.h", "filters.bpf.h")
 """Part of every text, before the probes; what they declare belongs to the part ``FILTERS``."""
 FILTERS = "filters"
 
+_INCLUDE = re.compile(r'^#include "([\w.]+\.bpf\.h)"$', re.M)
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _HOOK = re.compile(
     r"^(RAW_HOOK|SYSCALL_ENTER|SYSCALL_EXIT|FUNCTION_ENTER|FUNCTION_EXIT)\((\w+),([\w,\s]+)\)", re.M
@@ -95,18 +96,29 @@ class Source:
     types: tuple[str, ...]
     counters: tuple[str, ...]
     constants: tuple[tuple[str, str], ...]
+    plain: bool = False
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The kernel modules whose events, functions and structures the probes use."""
+        return _in_order(hook.module for hook in self.hooks if hook.module)
 
 
-def compose(probes: Sequence[Probe], *, bcc: bool) -> Source:
+def compose(probes: Sequence[Probe], *, bcc: bool, plain: bool = False) -> Source:
     """Compose these probes for one of the two compilers.
+
+    Args:
+        probes: in the order in which their texts come.
+        bcc: for bcc, else for clang.
+        plain: for clang: without the kernel function ``bpf_rdonly_cast``.
 
     Raises:
         KvprobeError: a source cannot be read, or two probes use one name.
     """
     folder = content.directory("probes")
     parts = [(FILTERS, folder / name) for name in SHARED]
-    parts += [(probe.name, probe.source) for probe in probes]
-    texts = [(probe, path, _read(path)) for probe, path in parts]
+    parts += [(probe.name, path) for probe in probes for path in files_of(probe)]
+    texts = [(probe, path, _INCLUDE.sub("", _read(path))) for probe, path in parts]
     bare = [(probe, _COMMENT.sub("", text)) for probe, _, text in texts]
     everything = "\n".join(text for _, text in bare)
     hooks = [hook for probe, text in bare for hook in _hooks(probe, text)]
@@ -119,6 +131,7 @@ def compose(probes: Sequence[Probe], *, bcc: bool) -> Source:
     constants = _in_order((kind.lower(), name) for kind, name in _CONSTANT.findall(everything))
     pieces = [
         "#define KV_BCC 1\n" if bcc else "",
+        "#define KV_PLAIN 1\n" if plain else "",
         _located(folder / DIALECT, _read(folder / DIALECT)),
         *(schema.c_struct(schema.TABLES[ring]) for ring in rings),
         _counters(counters),
@@ -134,7 +147,18 @@ def compose(probes: Sequence[Probe], *, bcc: bool) -> Source:
         _in_order(_TYPE.findall(everything)),
         counters,
         constants,
+        plain,
     )
+
+
+def files_of(probe: Probe) -> tuple[Path, ...]:
+    """A probe's source, and before it the parts that it includes from the same folder.
+
+    Raises:
+        KvprobeError: the source cannot be read.
+    """
+    included = _INCLUDE.findall(_read(probe.source))
+    return (*(probe.source.parent / name for name in included), probe.source)
 
 
 def kernel_name(structure: str) -> str:

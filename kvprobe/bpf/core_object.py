@@ -1,7 +1,9 @@
-"""The prebuilt CO-RE object: compile it, find it, and know whether it fits the sources.
+"""The prebuilt CO-RE objects: compile them, find them, and know whether they fit the sources.
 
-One object holds all probes. A wheel carries it ready made; a checkout compiles it when the
-composed text changed. ``python -m kvprobe.bpf.core_object [FOLDER]`` builds it by hand.
+An object holds all probes. There are two of them with the same text: one for kernels that have the
+function ``bpf_rdonly_cast`` (6.2 and later), one for those that lack it. A wheel carries them ready
+made; a checkout compiles them when the composed text changed.
+``python -m kvprobe.bpf.core_object [FOLDER]`` builds them by hand.
 """
 
 from __future__ import annotations
@@ -16,22 +18,34 @@ from pathlib import Path
 
 from kvprobe import content
 from kvprobe.bpf import catalog, compose
+from kvprobe.bpf.btf import Btf
 from kvprobe.errors import ExitCode, KvprobeError
 
 NAME = "kvprobe.bpf.o"
+PLAIN_NAME = "kvprobe-plain.bpf.o"
 CLANG = ("clang", "-target", "bpf", "-mcpu=v3", "-O2", "-g")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unused", "-Wno-unused-parameter")
 """Every probe has the whole dialect in front, so unused helpers are no fault."""
 COMPILE_TIMEOUT_SECONDS = 120.0
 
 
-def source() -> compose.Source:
-    """All probes of the content folder, composed for clang, with a mark of their digest.
+def must_be_plain(kernel: Btf) -> bool:
+    """Whether this kernel lacks what the better object calls."""
+    return not kernel.has_function("bpf_rdonly_cast")
+
+
+def source(*, plain: bool = False) -> compose.Source:
+    """All probes of the content folder, composed for clang.
 
     Raises:
         KvprobeError: a probe is malformed.
     """
-    return compose.compose(catalog.choose(None), bcc=False)
+    return compose.compose(catalog.choose(None), bcc=False, plain=plain)
+
+
+def name_of(composed: compose.Source) -> str:
+    """The file name of the object made from this text."""
+    return PLAIN_NAME if composed.plain else NAME
 
 
 def digest(text: str) -> str:
@@ -45,14 +59,14 @@ def read(composed: compose.Source) -> bytes:
     Raises:
         KvprobeError: there is none that fits and it cannot be compiled here.
     """
-    path = content.directory("probes") / NAME
+    path = content.directory("probes") / name_of(composed)
     mark = digest(composed.text).encode()
     if path.is_file():
         image = content.ensure_trusted(path).read_bytes()
         if mark in image:
             return image
     with tempfile.TemporaryDirectory(prefix="kvprobe-") as folder:
-        made = compile_to(Path(folder) / NAME, composed)
+        made = compile_to(Path(folder) / path.name, composed)
         image = made.read_bytes()
         if os.access(path.parent, os.W_OK):
             beside = path.with_suffix(f".o.{os.getpid()}")
@@ -97,9 +111,11 @@ def compile_to(path: Path, composed: compose.Source) -> Path:
 
 
 def main(arguments: list[str]) -> None:
-    """Build the object into a folder, by default the content folder's ``probes``."""
+    """Build the objects into a folder, by default the content folder's ``probes``."""
     folder = Path(arguments[0]) if arguments else content.directory("probes")
-    print(compile_to(folder / NAME, source()))
+    for plain in (False, True):
+        composed = source(plain=plain)
+        print(compile_to(folder / name_of(composed), composed))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from kvprobe.bpf import btf, machine, tracefs, trial
+from kvprobe.bpf import attach, btf, machine, tracefs, trial
+from kvprobe.bpf.kernel_types import is_loaded
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _SUDO_PATH = (Path("/usr/bin"), Path("/usr/local/bin"), Path("/usr/sbin"), Path("/usr/local/sbin"))
 RING_BYTES = 16 << 20
 """The size of ring buffer that is tried."""
+_ALWAYS_TRACEABLE = "vfs_read"
+"""A function that every kernel with function probes lets one trace."""
 
 
 class State(StrEnum):
@@ -234,13 +237,18 @@ def _process_ids() -> Answer:
 
 
 def _function_probes() -> Answer:
-    devices = Path("/sys/bus/event_source/devices")
-    found = [kind for kind in ("kprobe", "uprobe") if (devices / kind / "type").exists()]
-    lacking = [kind for kind in ("kprobe", "uprobe") if kind not in found]
-    words = [f"{' and '.join(found)} available"] if found else []
-    if lacking:
-        words.append(f"{' and '.join(lacking)} not built in, and not needed")
-    return ok("; ".join(words))
+    devices = attach.FUNCTION_EVENTS.parent
+    uprobe = "available" if (devices / "uprobe/type").exists() else "not built in"
+    if not attach.FUNCTION_EVENTS.is_dir():
+        why = "kprobe not built in"
+    elif has_rights() and not attach.traceable((_ALWAYS_TRACEABLE,)):
+        why = "kprobe built in, but refused"
+    else:
+        return ok(f"kprobe available; uprobe {uprobe}")
+    why = f"{why}; uprobe {uprobe}"
+    if not is_loaded("nvme_core"):
+        return ok(f"{why}; nothing here needs them")
+    return degraded(why, "what happens inside an NVMe transport is not told apart", "")
 
 
 def _cgroups() -> Answer:

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvprobe.bpf import tracefs
+from kvprobe.bpf import attach, tracefs
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.catalog import Probe
-from kvprobe.bpf.compose import Hook, Source
+from kvprobe.bpf.compose import FILTERS, Hook, Source
+from kvprobe.bpf.kernel_types import KernelTypes, is_loaded
 from kvprobe.model import Missing
 
 KALLSYMS = Path("/proc/kallsyms")
@@ -20,11 +21,17 @@ NO_BIT = 63
 
 @dataclass(frozen=True)
 class Offer:
-    """What can be attached, the constants that come from the kernel, and what is not there."""
+    """What can be attached, the constants that come from the kernel, and what is not there.
+
+    By probe: ``unused`` events, whose work another one does here, and ``gaps``, what the kernel
+    lacks of its events and modules, by their names.
+    """
 
     hooks: tuple[Hook, ...]
     constants: dict[tuple[str, str], int]
     missing: tuple[Missing, ...]
+    unused: dict[str, frozenset[str]]
+    gaps: dict[str, dict[str, Missing]]
 
 
 def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
@@ -36,15 +43,16 @@ def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
         kernel: its type information.
     """
     chosen = {probe.name: probe for probe in probes}
+    types = KernelTypes(kernel, source.modules)
     hides = {what: effect for probe in chosen.values() for what, effect in probe.hides.items()}
-    optional = {event for probe in chosen.values() for event in probe.optional}
-    hooks, missing = [], []
-    for hook in source.hooks:
-        if hook.probe in chosen or hook.probe == "filters":
-            if _has_event(hook, kernel):
-                hooks.append(hook)
-            elif hook.event not in optional:
-                missing.append(_no_event(hook, hides))
+    places = [hook for hook in source.hooks if hook.probe in (*chosen, FILTERS)]
+    existing = _existing(places, types)
+    unused = {name: _unused(existing, probe) for name, probe in chosen.items()}
+    gaps = {name: _gaps(places, existing, chosen[name], unused[name]) for name in chosen}
+    missing = [gap for found in gaps.values() for gap in found.values()]
+    missing += [
+        _no_event(hook, "") for hook in places if hook.probe == FILTERS and hook not in existing
+    ]
     wanted = [name for kind, name in source.constants if kind == "symbol"]
     symbols = addresses(wanted)
     missing += [
@@ -55,11 +63,23 @@ def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
     constants = {("symbol", name): symbols.get(name, 0) for name in wanted}
     for kind, name in source.constants:
         if kind == "enumerator":
-            value = kernel.enumerator(name)
+            value = types.enumerator(name)
             constants[kind, name] = NO_BIT if value is None else value
         elif kind == "arguments":
-            constants[kind, name] = kernel.tracepoint_args(name) or 0
-    return Offer(tuple(hooks), constants, tuple(missing))
+            constants[kind, name] = types.tracepoint_args(name) or 0
+    hooks = tuple(h for h in existing if h.event not in unused.get(h.probe, ()))
+    return Offer(hooks, constants, tuple(missing), unused, gaps)
+
+
+def present(probes: Iterable[Probe]) -> tuple[tuple[Probe, ...], tuple[Missing, ...]]:
+    """The probes that have something to see here, and a line for each of the others."""
+    here, missing = [], []
+    for probe in probes:
+        if not probe.needs or is_loaded(probe.needs):
+            here.append(probe)
+        else:
+            missing.append(_no_module(probe.needs, probe))
+    return tuple(here), tuple(missing)
 
 
 def addresses(names: Iterable[str]) -> dict[str, int]:
@@ -71,6 +91,8 @@ def addresses(names: Iterable[str]) -> dict[str, int]:
     found = {}
     for name in names:
         at = text.find(f" {name}\n".encode())
+        if at < 0:
+            at = text.find(f" {name}\t[".encode())  # a module's
         line = text[text.rfind(b"\n", 0, at) + 1 : at].split() if at >= 0 else []
         if line and line[1] in (b"T", b"t") and int(line[0], 16):
             found[name] = int(line[0], 16)
@@ -85,12 +107,57 @@ def in_initial_pid_namespace() -> bool:
         return False
 
 
-def _has_event(hook: Hook, kernel: Btf) -> bool:
+def _existing(hooks: Iterable[Hook], types: KernelTypes) -> tuple[Hook, ...]:
+    """Those whose event or function is there."""
+    functions = attach.traceable({hook.event for hook in hooks if hook.is_function})
+    return tuple(hook for hook in hooks if _is_there(hook, types, functions))
+
+
+def _is_there(hook: Hook, types: KernelTypes, functions: frozenset[str]) -> bool:
+    if hook.is_function:
+        return hook.event in functions
     if hook.kind == "raw":
-        return kernel.tracepoint_args(hook.event) is not None
+        return types.tracepoint_args(hook.event) is not None
     return tracefs.tracepoint_id("syscalls", hook.label) is not None
 
 
-def _no_event(hook: Hook, hides: dict[str, str]) -> Missing:
-    effect = hides.get(hook.event, f"what probe {hook.probe} sees there")
-    return Missing(f"tracepoint {hook.label}", "this kernel has no such event", effect)
+def _unused(existing: Iterable[Hook], probe: Probe) -> frozenset[str]:
+    """Events of a probe that are not needed here, because another one does their work."""
+    there = {hook.event for hook in existing if hook.probe == probe.name}
+    pairs = probe.instead.items()
+    return frozenset(
+        [substitute for event, substitute in pairs if event in there]
+        + [event for event, substitute in pairs if event not in there and substitute in there]
+    )
+
+
+def _gaps(
+    wanted: Iterable[Hook], existing: Iterable[Hook], probe: Probe, unused: frozenset[str]
+) -> dict[str, Missing]:
+    """What a probe lacks here and somebody may miss, by the name of the event or module."""
+    there = {hook.event for hook in existing}
+    expected = {*there, *probe.optional, *unused, *probe.instead.values()}
+    found = {}
+    for hook in wanted:
+        if hook.probe != probe.name or hook.event in expected:
+            continue
+        if not hook.module or is_loaded(hook.module):
+            found[hook.event] = _no_event(hook, probe.hides.get(hook.event, ""))
+        elif hook.module in probe.hides:  # else there is no such transport, and nothing to miss
+            found[hook.module] = _no_module(hook.module, probe)
+    return found
+
+
+def _no_event(hook: Hook, effect: str) -> Missing:
+    if not hook.is_function:
+        what, why = f"tracepoint {hook.label}", "this kernel has no such event"
+    elif attach.FUNCTION_EVENTS.is_dir():
+        what, why = f"function {hook.event}", "it cannot be traced in this kernel"
+    else:
+        what, why = f"function {hook.event}", "this kernel has no function probes"
+    return Missing(what, why, effect or f"what probe {hook.probe} sees there")
+
+
+def _no_module(module: str, probe: Probe) -> Missing:
+    effect = probe.hides.get(module, f"what probe {probe.name} sees there")
+    return Missing(f"module {module}", "it is not loaded", effect)

@@ -28,6 +28,9 @@ class Prepared:
     loaded: Loaded
     source: Source
     offer: machine.Offer
+    probes: tuple[Probe, ...]
+    """Those of the chosen probes that have something to see here."""
+    missing: tuple[Missing, ...]
     why: str
     """Why ``auto`` did not take ``core``; empty where it did or was not asked."""
 
@@ -48,13 +51,15 @@ def prepare(
         raise KvprobeError(f"no loader {loader!r}", f"there are: {', '.join(LOADERS)}")
     _ensure_permitted()
     kernel = Btf.load()
+    probes, absent = machine.present(probes)
     why = ""
     if loader != bcc_loader.NAME:
         try:
-            source = core_object.source()
+            source = core_object.source(plain=core_object.must_be_plain(kernel))
             offer = machine.examine(source, probes, kernel)
             plan = _plan(probes, filters, root, ring_bytes, offer)
-            return Prepared(core_loader.load(source, plan), source, offer, "")
+            loaded = core_loader.load(source, plan)
+            return Prepared(loaded, source, offer, probes, (*absent, *offer.missing), "")
         except KvprobeError as error:
             if loader == core_loader.NAME:
                 raise
@@ -63,7 +68,8 @@ def prepare(
     offer = machine.examine(source, probes, kernel)
     plan = _plan(probes, filters, root, ring_bytes, offer)
     try:
-        return Prepared(bcc_loader.load(source, plan, kernel), source, offer, why)
+        loaded = bcc_loader.load(source, plan, kernel)
+        return Prepared(loaded, source, offer, probes, (*absent, *offer.missing), why)
     except KvprobeError as error:
         if not why:
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +23,10 @@ from kvprobe.bpf.features import (
     ok,
     unknown,
 )
+from kvprobe.bpf.kernel_types import is_loaded
 from kvprobe.bpf.loaded import Plan
 from kvprobe.errors import KvprobeError
+from kvprobe.model import Missing
 
 _TRIAL_RING_BYTES = 1 << 16
 _BCC_LIBRARY = "libbcc.so.0"
@@ -37,6 +39,8 @@ class ProbeState:
     probe: Probe
     hooks: tuple[tuple[Hook, bool | None], ...]
     symbols: tuple[tuple[str, bool], ...]
+    gaps: Mapping[str, Missing]
+    """What is not here and somebody may miss, by the name of the event, function or module."""
 
     @property
     def attaches(self) -> bool:
@@ -44,11 +48,15 @@ class ProbeState:
         return any(exists is not False for _, exists in self.hooks)
 
     @property
+    def has_purpose(self) -> bool:
+        """Whether this machine has what the probe is about."""
+        return not self.probe.needs or is_loaded(self.probe.needs)
+
+    @property
     def missing(self) -> tuple[str, ...]:
-        """Events and kernel functions that this kernel lacks, optional ones left out."""
-        names = [hook.event for hook, exists in self.hooks if exists is False]
-        names += [name for name, exists in self.symbols if not exists]
-        return tuple(name for name in dict.fromkeys(names) if name not in self.probe.optional)
+        """Events, functions and modules that this kernel lacks, expected ones left out."""
+        symbols = (name for name, exists in self.symbols if not exists)
+        return tuple(dict.fromkeys((*self.gaps, *symbols)))
 
 
 def probe_states(kernel: Btf) -> tuple[ProbeState, ...]:
@@ -65,7 +73,9 @@ def probe_states(kernel: Btf) -> tuple[ProbeState, ...]:
 
 def _state(probe: Probe, source: Source, offer: machine.Offer, kernel: Btf) -> ProbeState:
     may_look = has_rights()
-    hooks = [hook for hook in source.hooks if hook.probe == probe.name]
+    unused = offer.unused[probe.name]
+    mine = [hook for hook in source.hooks if hook.probe == probe.name]
+    hooks = [hook for hook in mine if hook.event not in unused]
     symbols = [name for kind, name in source.constants if kind == "symbol" and name in probe.hides]
     return ProbeState(
         probe,
@@ -78,6 +88,12 @@ def _state(probe: Probe, source: Source, offer: machine.Offer, kernel: Btf) -> P
             (name, bool(offer.constants["symbol", name]) if may_look else kernel.has_function(name))
             for name in symbols
         ),
+        # Who may not try a function probe or read tracefs cannot say that it is missing.
+        {
+            name: gap
+            for name, gap in offer.gaps[probe.name].items()
+            if may_look or any(hook.event == name and hook.kind == "raw" for hook in hooks)
+        },
     )
 
 
@@ -94,29 +110,33 @@ def loader_features(states: Sequence[ProbeState]) -> tuple[Feature, ...]:
 def _core(states: Sequence[ProbeState]) -> Answer:
     slower = "probes are compiled at each start and cost about twice as much a request"
     try:
-        composed = core_object.source()
+        kernel = Btf.load()
+        composed = core_object.source(plain=core_object.must_be_plain(kernel))
+        name = core_object.name_of(composed)
         if not _object_fits(composed) and which(core_object.CLANG[0]) is None:
             return absent(
                 "the compiled probes do not fit their sources", slower, "apt install clang"
             )
         if not has_rights():
             return unknown()
-        existing = [hook.name for state in states for hook, exists in state.hooks if exists]
         if not _object_fits(composed):
-            return ok("compiled by clang at the next start")
-        core_loader.load(composed, _trial_plan(composed, existing)).close()
+            return ok(f"{name} is compiled by clang at the next start")
+        offer = machine.examine(composed, [state.probe for state in states], kernel)
+        core_loader.load(composed, _trial_plan(composed, offer)).close()
     except KvprobeError as error:
         return absent(error.message, slower, error.hint)
-    return ok("the compiled probes load through libbpf")
+    why = ": this kernel has no bpf_rdonly_cast" if composed.plain else ""
+    return ok(f"{name} loads through libbpf{why}")
 
 
-def _trial_plan(source: Source, programs: Sequence[str]) -> Plan:
+def _trial_plan(source: Source, offer: machine.Offer) -> Plan:
     rings = {item.name: _TRIAL_RING_BYTES for item in source.maps if item.kind == "RING"}
-    return Plan(frozenset(programs), dict.fromkeys(source.constants, 0), rings)
+    constants = {**dict.fromkeys(source.constants, 0), **offer.constants}
+    return Plan(frozenset(hook.name for hook in offer.hooks), constants, rings)
 
 
 def _object_fits(composed: Source) -> bool:
-    path = content.directory("probes") / core_object.NAME
+    path = content.directory("probes") / core_object.name_of(composed)
     try:
         return core_object.digest(composed.text).encode() in path.read_bytes()
     except OSError:
@@ -161,6 +181,9 @@ def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     probe = state.probe
     known = [exists for hook, exists in state.hooks if hook.event not in probe.optional]
     found = sum(exists is True for exists in known)
+    if not state.has_purpose:
+        why = f"module {probe.needs} is not loaded: {probe.hides.get(probe.needs, 'not needed')}"
+        return [Feature("events", probe.name, *ok(why))]
     if not state.attaches:
         why = f"none of its {len(known)} events exists in this kernel"
         answer = absent(why, f"no table {probe.table}", "use a newer kernel")
@@ -173,7 +196,15 @@ def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     features = [Feature("events", probe.name, *answer, required=blind)]
     if state.attaches:
         features += [
-            Feature("events", name, *degraded("not in this kernel", probe.hides.get(name, ""), ""))
+            Feature("events", name, *degraded(*_why_missing(state, name), ""))
             for name in state.missing
         ]
     return features
+
+
+def _why_missing(state: ProbeState, name: str) -> tuple[str, str]:
+    """Why something is not here and what is not seen without it."""
+    gap = state.gaps.get(name)
+    if gap is None:  # a function whose address is read, not traced
+        return "not in this kernel", state.probe.hides.get(name, "")
+    return gap.why, gap.effect

@@ -29,7 +29,7 @@ from kvprobe.model import Filters, Loss, Missing, ProgramCost, Rows
 
 _DETACHING_THREADS = 32
 _BLOCK_SLOTS = (65536, 8)
-"""Entries of the map ``block_slots`` and 64-bit words of each; the first is the request."""
+"""Entries of the map ``block_slots`` and 64-bit words of each; the first is its key, 0 where it is free."""
 _ONE = struct.pack("=I", 1)
 
 
@@ -69,7 +69,7 @@ def open_session(
     prepared = planning.prepare(chosen, filters, root, loader, ring_bytes)
     session = Session(filters, root, prepared)
     try:
-        session._start(chosen, ring_bytes, budget_share)
+        session._start(prepared.probes, ring_bytes, budget_share)
     except BaseException:
         session.close()
         raise
@@ -92,7 +92,7 @@ class Session:
         self.loader_why = prepared.why
         self.attached: dict[str, list[str]] = {}
         self.missing: tuple[Missing, ...] = (
-            *prepared.offer.missing,
+            *prepared.missing,
             *(root.missing if root else ()),
             *planning.namespace_notice(),
         )
@@ -227,8 +227,9 @@ class Session:
         assert self._loaded
         for probe in probes:
             table = schema.TABLES[probe.table]
-            size = ring_bytes or probe.ring_bytes
-            self._rings[table.name] = Ring.of_map(table, self._loaded.maps[table.name], size)
+            if table.name in self._loaded.maps:  # else none of the probe's events is there
+                size = ring_bytes or probe.ring_bytes
+                self._rings[table.name] = Ring.of_map(table, self._loaded.maps[table.name], size)
         self._fill_roots(self._loaded)
         self._attach([hook for hook in self._hooks if hook.probe == FILTERS], self._loaded)
         self._fill_targets(self._loaded)
@@ -246,6 +247,8 @@ class Session:
             program = loaded.programs[hook.name]
             if hook.kind == "raw":
                 link = attach.attach_raw_tracepoint(program, hook.event)
+            elif hook.is_function:
+                link = attach.attach_function(program, hook.event, hook.kind == "exit")
             else:
                 link = attach.attach_tracepoint(program, "syscalls", hook.label)
             self._links.append(link)

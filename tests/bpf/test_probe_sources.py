@@ -10,7 +10,7 @@ import pytest
 
 from kvprobe import content, schema
 from kvprobe.bpf import aggregates, catalog, core_object, roots
-from kvprobe.bpf.compose import compose
+from kvprobe.bpf.compose import compose, files_of
 from kvprobe.errors import KvprobeError
 
 PROBES = sorted(catalog.available())
@@ -40,7 +40,7 @@ def test_each_probe_compiles_alone_without_warnings(name: str, tmp_path: Path) -
 def test_what_is_declared_is_found(name: str, bcc: bool) -> None:
     probe = catalog.choose([name])[0]
     source = compose([probe], bcc=bcc)
-    text = probe.source.read_text()
+    text = "".join(path.read_text() for path in files_of(probe))
     mine = [hook for hook in source.hooks if hook.probe == name]
     assert len({hook.name for hook in mine}) == sum(text.count(f"\n{kind}(") for kind in _HOOKS)
     assert len([m for m in source.maps if m.probe == name]) == sum(
@@ -53,7 +53,7 @@ def test_what_is_declared_is_found(name: str, bcc: bool) -> None:
     assert source.text.startswith("#define KV_BCC") == bcc
 
 
-_HOOKS = ("RAW_HOOK", "SYSCALL_ENTER", "SYSCALL_EXIT")
+_HOOKS = ("RAW_HOOK", "SYSCALL_ENTER", "SYSCALL_EXIT", "FUNCTION_ENTER", "FUNCTION_EXIT")
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -62,16 +62,19 @@ def test_a_probe_says_what_is_hidden_where_an_event_is_missing(name: str) -> Non
     source = compose([probe], bcc=False)
     events = {hook.event for hook in source.hooks if hook.probe == name}
     symbols = {symbol for kind, symbol in source.constants if kind == "symbol"}
-    known = set(probe.hides) | set(probe.optional)
+    substitutes = set(probe.instead.values())
+    known = set(probe.hides) | set(probe.optional) | substitutes
     assert events <= known
-    assert set(probe.hides) <= events | symbols
-    assert set(probe.optional) <= events
+    modules = {hook.module for hook in source.hooks if hook.module}
+    assert set(probe.hides) <= events | symbols | modules
+    assert not probe.needs or probe.needs in probe.hides
+    assert set(probe.optional) | set(probe.instead) | substitutes <= events
     assert probe.summary
     assert catalog.is_ring_size(probe.ring_bytes)
 
 
 def test_bucket_edges_are_those_of_the_c_code() -> None:
-    text = (content.directory("probes") / "block.bpf.c").read_text()
+    text = (content.directory("probes") / "block_aggregates.bpf.h").read_text()
     for name, value in (
         ("KV_DEPTHS", aggregates.DEPTHS),
         ("KV_SIZES", aggregates.SIZES),
