@@ -39,14 +39,16 @@ inline_always int block_is_wanted(struct kv_request *slot, struct kv_owner *owne
 	return owner->inode && kv_is_remembered(owner->inode, owner->device);
 }
 
-inline_always int block_is_thinned(void)
+/* By the request itself, so that rows of several tables about it stay or go together. */
+inline_always int block_is_thinned(u64 request, struct kv_request *slot)
 {
 	u32 zero = 0;
 	struct kv_control *live = LOOKUP(control, &zero);
+	u64 mixed = (request ^ slot->queued_ns) * 0x9E3779B97F4A7C15ULL;
 
 	if (!live || live->keep_one_in <= 1)
 		return 0;
-	return bpf_get_prandom_u32() % (u32)live->keep_one_in != 0;
+	return (mixed >> 32) % live->keep_one_in != 0;
 }
 
 /* ------------------------------------------------------------------------------ hooks */
@@ -65,7 +67,7 @@ RAW_HOOK(block_start, block_io_start)
 {
 	u64 request = ARG(0);
 
-	block_begin(request, block_request_index(request), block_disk_of(request),
+	block_begin(request, block_request_index(request), kv_request_disk(request),
 		    READ(request, cmd_flags, request));
 	return 0;
 }
@@ -89,7 +91,7 @@ inline_always void block_issued_first(u64 request)
 
 	if (slot || (flags & 0xff) < KV_PASSTHROUGH)
 		return; /* issued once more, or begun before we were attached */
-	block_begin(request, index, block_disk_of(request), flags);
+	block_begin(request, index, kv_request_disk(request), flags);
 	slot = block_find(request, index);
 	if (slot && allocated_ns)
 		slot->queued_ns = allocated_ns;
@@ -117,9 +119,9 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 
 	if (bio)
 		block_owner(bio, &owner);
-	if (!block_is_wanted(slot, &owner))
+	if (!(slot->wanted && !bio) && !block_is_wanted(slot, &owner))
 		return;
-	if (block_is_thinned()) {
+	if (block_is_thinned(request, slot)) {
 		COUNT(thinned_block, 1);
 		return;
 	}
@@ -154,8 +156,7 @@ RAW_HOOK(block_done, block_rq_complete)
 	struct kv_request *slot = block_known(request);
 
 	if (!slot) {
-		if (bytes && (!CONFIG(device) ||
-			      block_device_of(block_disk_of(request)) == CONFIG(device)))
+		if (bytes && kv_is_device(kv_request_disk(request)))
 			COUNT(block_unmatched, 1);
 		return 0;
 	}

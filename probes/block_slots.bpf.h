@@ -10,36 +10,11 @@
  * is first heard of.
  */
 
-struct block_device {
-	u32 bd_dev;
-	struct gendisk *bd_disk;
-} KERNEL_STRUCT;
-
-struct gendisk {
-	struct block_device *part0;
-} KERNEL_STRUCT;
-
-struct request_queue {
-	struct gendisk *disk;
-} KERNEL_STRUCT;
-
-struct blk_mq_hw_ctx {
-	u32 queue_num;
-} KERNEL_STRUCT;
-
-struct request {
-	struct request_queue *q;
-	struct blk_mq_hw_ctx *mq_hctx;
-	u32 cmd_flags;
-	u32 __data_len;
-	u64 __sector;
-	u64 start_time_ns;
-	struct bio *bio;
-} KERNEL_STRUCT;
+/* In place of a disk. */
+#define KV_SPILLED (~0ULL)
 
 enum {
 	KV_SLOTS = 65536,
-	KV_SPILLED = 1,	    /* in place of a disk */
 	KV_PASSTHROUGH = 34, /* REQ_OP_DRV_IN: this operation and those above it have no bio event */
 	KV_IN_FRONT = 16,   /* bios merged in front of the one that began a request */
 	KV_WORKER_KIND = sizeof("kworker/") - 1, /* then u, or the number of its CPU */
@@ -49,7 +24,7 @@ enum {
  * is nearly always the same device. */
 struct kv_request {
 	u64 key; /* address of the request, or of its first bio; 0: slot is free */
-	u64 disk;
+	u64 disk; /* serial number, see kv_disk_serial; or KV_SPILLED */
 	u64 queued_ns;
 	u64 issued_ns;
 	u32 tgid;
@@ -60,22 +35,12 @@ struct kv_request {
 	u32 bytes;  /* completed so far */
 	u32 flags;
 	u16 submitter;
-	u16 by_worker; /* submitted by a worker of a CPU, as blk-throttle does when it lets go */
+	u8 by_worker; /* submitted by a worker of a CPU, as blk-throttle does when it lets go */
+	u8 wanted;    /* by the nvme probe; a request that fails over loses its bio, and so its file */
 };
 
 ARRAY(block_slots, struct kv_request, KV_SLOTS);
 HASH(block_spill, u64, struct kv_request, 8192);
-
-/* The whole disk: request.part is not set yet at block_io_start. 0 for a passthrough queue. */
-inline_always u32 block_device_of(u64 disk)
-{
-	return disk ? READ(block_device, bd_dev, READ(gendisk, part0, disk)) : 0;
-}
-
-inline_always u64 block_disk_of(u64 request)
-{
-	return (u64)READ(request_queue, disk, READ(request, q, request));
-}
 
 /* Requests of one queue lie side by side in memory, 256 bytes apart at least, and so do their slots;
  * which part of the slots a megabyte of memory falls on is mixed. */
@@ -131,6 +96,7 @@ inline_always void block_begin(u64 key, u32 index, u64 disk, u32 flags)
 	u64 id = bpf_get_current_pid_tgid(), task = bpf_get_current_task(), now;
 	u32 task_flags = READ(task_struct, flags, task), op = flags & 0xff;
 	struct kv_request *slot = LOOKUP(block_slots, &index), spilled;
+	u64 serial = disk ? kv_disk_serial(disk) : 0;
 	bool spill = 0;
 
 	if (!slot)
@@ -144,13 +110,13 @@ inline_always void block_begin(u64 key, u32 index, u64 disk, u32 flags)
 			slot = &spilled;
 		}
 	}
-	if (unlikely_true(slot->disk != disk || !disk)) {
-		slot->device = block_device_of(disk);
-		if (CONFIG(device) && slot->device != CONFIG(device)) {
+	if (unlikely_true(slot->disk != serial || !disk)) {
+		if (!kv_is_device(disk)) {
 			slot->disk = 0;
 			return;
 		}
-		slot->disk = disk;
+		slot->device = kv_disk_device(disk);
+		slot->disk = serial;
 		slot->queues = disk ? block_queues_of(slot->device) : KV_NO_QUEUE;
 	}
 	now = bpf_ktime_get_ns();
@@ -162,6 +128,7 @@ inline_always void block_begin(u64 key, u32 index, u64 disk, u32 flags)
 	slot->bytes = 0;
 	slot->flags = flags;
 	slot->submitter = kv_submitter(id >> 32, task_flags);
+	slot->wanted = 0;
 	slot->by_worker = task_flags & PF_WQ_WORKER &&
 			  READ_AT(char, ADDRESS(task_struct, comm, task) + KV_WORKER_KIND) != 'u';
 	slot->queue = op <= 1 && slot->queues != KV_NO_QUEUE ? slot->queues + op : KV_NO_QUEUE;
@@ -202,7 +169,7 @@ SUBPROGRAM int block_adopt(u64 request)
 	u64 bio = (u64)READ(request, bio, request);
 	u32 i;
 
-	if (CONFIG(device) && block_device_of(block_disk_of(request)) != CONFIG(device))
+	if (!kv_is_device(kv_request_disk(request)))
 		return 0;
 	for (i = 0; i < PER_LOADER(KV_IN_FRONT, 2) && bio; i++) {
 		struct kv_request *left = block_find(bio, block_bio_index(bio));

@@ -39,6 +39,40 @@ inline_always u64 kv_request_id(u64 request)
 	return request ^ CONFIG(secret);
 }
 
+/* The whole disk's number. 0 for a queue without a disk, as of an NVMe controller itself. */
+inline_always u32 kv_disk_device(u64 disk)
+{
+	return disk ? READ(block_device, bd_dev, READ(gendisk, part0, disk)) : 0;
+}
+
+/* request.part is not set yet when a request begins. */
+inline_always u64 kv_request_disk(u64 request)
+{
+	return (u64)READ(request_queue, disk, READ(request, q, request));
+}
+
+/* Never given twice, while the memory and the number of a disk that went away are (5.15). */
+inline_always u64 kv_disk_serial(u64 disk)
+{
+	return HAS_FIELD(gendisk, diskseq) ? READ(gendisk, diskseq, disk) : disk;
+}
+
+/* Requests for a native multipath disk go to the hidden disks of its paths. */
+inline_always int kv_is_device(u64 disk)
+{
+	u64 namespace, head;
+
+	if (!CONFIG(device) || kv_disk_device(disk) == CONFIG(device))
+		return 1;
+	if (!CONFIG(device_has_paths) || !disk)
+		return 0;
+	namespace = (u64)READ(gendisk, private_data, disk);
+	if ((u64)READ_MODULE(nvme_ns, disk, namespace) != disk) /* another driver's disk */
+		return 0;
+	head = (u64)READ_MODULE(nvme_ns, head, namespace);
+	return kv_disk_device((u64)READ_MODULE(nvme_ns_head, disk, head)) == CONFIG(device);
+}
+
 /* kvprobe itself is never traced. */
 inline_always int kv_is_target(u32 tgid)
 {

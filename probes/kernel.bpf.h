@@ -83,6 +83,48 @@ struct kiocb {
 	s64 ki_pos;
 } KERNEL_STRUCT;
 
+struct block_device {
+	u32 bd_dev;
+	struct gendisk *bd_disk;
+} KERNEL_STRUCT;
+
+struct gendisk {
+	u64 diskseq;
+	void *private_data;
+	struct block_device *part0;
+} KERNEL_STRUCT;
+
+struct request_queue {
+	void *queuedata;
+	struct gendisk *disk;
+} KERNEL_STRUCT;
+
+struct blk_mq_hw_ctx {
+	u32 queue_num;
+	void *driver_data;
+} KERNEL_STRUCT;
+
+struct request {
+	struct request_queue *q;
+	struct blk_mq_hw_ctx *mq_hctx;
+	u32 cmd_flags;
+	u32 __data_len;
+	u64 __sector;
+	u64 start_time_ns;
+	struct bio *bio;
+} KERNEL_STRUCT;
+
+/* Of the module nvme_core: a namespace as one path shows it, and what all its paths share. */
+struct nvme_ns_head {
+	struct gendisk *disk;
+} KERNEL_STRUCT;
+
+struct nvme_ns {
+	struct nvme_ctrl *ctrl;
+	struct gendisk *disk;
+	struct nvme_ns_head *head;
+} KERNEL_STRUCT;
+
 #define S_IFMT 0170000
 #define S_IFREG 0100000
 #define S_IFBLK 0060000

@@ -159,6 +159,10 @@ class Btf:
         """Whether the kernel has a function of that name (it may still not be traceable)."""
         return bool(self._ids(name, (_FUNC,)))
 
+    def has_string(self, name: str) -> bool:
+        """Whether anything in this image or its base has this name."""
+        return next(self._string_offsets(name), None) is not None
+
     def tracepoint_args(self, name: str) -> int | None:
         """How many arguments a raw tracepoint passes; None where there is no such tracepoint."""
         for type_id in self._ids(TRACEPOINT_TYPEDEF + name, (_TYPEDEF,)):

@@ -11,7 +11,7 @@ from typing import Any
 from kvprobe import content, schema
 from kvprobe.errors import KvprobeError
 
-_KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes", "needs", "instead"}
+_KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes", "needs", "instead", "uses"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Probe:
     lacks it. Events in ``optional`` may be absent without a word: old names, other architectures.
     Where the kernel module ``needs`` is absent, the probe has nothing to see and is left out.
     ``instead`` names, per event or function, the one that does its work where it is missing, and
-    that is not used where it is there.
+    that is not used where it is there. A probe works only beside those it ``uses``.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Probe:
     notes: tuple[str, ...] = ()
     needs: str = ""
     instead: dict[str, str] = field(default_factory=dict)
+    uses: tuple[str, ...] = ()
 
 
 def available() -> dict[str, Probe]:
@@ -53,7 +54,7 @@ def available() -> dict[str, Probe]:
 
 
 def choose(names: Sequence[str] | None) -> tuple[Probe, ...]:
-    """The probes of these names; all of them for None.
+    """The probes of these names and those that they use; all of them for None.
 
     Raises:
         KvprobeError: there is no probe of that name.
@@ -62,7 +63,12 @@ def choose(names: Sequence[str] | None) -> tuple[Probe, ...]:
     for name in names or ():
         if name not in probes:
             raise KvprobeError(f"no probe {name!r}", f"there are: {', '.join(probes)}")
-    return tuple(probe for probe in probes.values() if names is None or probe.name in names)
+    used = {other for name in names or () for other in probes[name].uses}
+    return tuple(
+        probe
+        for probe in probes.values()
+        if names is None or probe.name in names or probe.name in used
+    )
 
 
 def _read(name: str, path: Path, source: Path) -> Probe:
@@ -90,6 +96,7 @@ def _read(name: str, path: Path, source: Path) -> Probe:
         tuple(data.get("notes", ())),
         str(data.get("needs", "")),
         _texts(data.get("instead", {})),
+        tuple(data.get("uses", ())),
     )
 
 

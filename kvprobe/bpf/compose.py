@@ -7,7 +7,7 @@ registered twice: hooks, maps, kernel fields, counters and constants are found i
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -71,14 +71,22 @@ class Hook:
 
 @dataclass(frozen=True)
 class Map:
-    """One BPF map as declared. ``key`` and ``value`` are C types, empty for a ring."""
+    """One BPF map as declared. ``key`` and ``value`` are C types, empty for a ring.
+
+    ``users`` are the probes whose sources hold it: several, where they include one file.
+    """
 
     name: str
     kind: str
     key: str
     value: str
     entries: str
-    probe: str
+    users: tuple[str, ...]
+
+    @property
+    def probe(self) -> str:
+        """The first of its users."""
+        return self.users[0]
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class Source:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The kernel modules whose events, functions and structures the probes use."""
+        """The kernel modules that hooks name."""
         return _in_order(hook.module for hook in self.hooks if hook.module)
 
 
@@ -116,14 +124,17 @@ def compose(probes: Sequence[Probe], *, bcc: bool, plain: bool = False) -> Sourc
         KvprobeError: a source cannot be read, or two probes use one name.
     """
     folder = content.directory("probes")
-    parts = [(FILTERS, folder / name) for name in SHARED]
-    parts += [(probe.name, path) for probe in probes for path in files_of(probe)]
-    texts = [(probe, path, _INCLUDE.sub("", _read(path))) for probe, path in parts]
-    bare = [(probe, _COMMENT.sub("", text)) for probe, _, text in texts]
+    users = {folder / name: [FILTERS] for name in SHARED}
+    for probe in probes:
+        for path in files_of(probe):
+            users.setdefault(path, []).append(probe.name)
+    texts = {path: _INCLUDE.sub("", _read(path)) for path in users}
+    bare = [(tuple(users[path]), _COMMENT.sub("", text)) for path, text in texts.items()]
     everything = "\n".join(text for _, text in bare)
-    hooks = [hook for probe, text in bare for hook in _hooks(probe, text)]
-    maps = [item for probe, text in bare for item in _maps(probe, text)]
-    _ensure_unique("program", [(m[1], probe) for probe, text in bare for m in _HOOK.findall(text)])
+    hooks = [hook for names, text in bare for hook in _hooks(names[0], text)]
+    maps = [item for names, text in bare for item in _maps(names, text)]
+    programs = [(found[1], names[0]) for names, text in bare for found in _HOOK.findall(text)]
+    _ensure_unique("program", programs)
     _ensure_unique("map", [(item.name, item.probe) for item in maps])
     rings = [item.name for item in maps if item.kind == "RING"]
     row_counters = [f"{what}_{ring}" for ring in rings for what in ("lost", "thinned")]
@@ -137,7 +148,7 @@ def compose(probes: Sequence[Probe], *, bcc: bool, plain: bool = False) -> Sourc
         _counters(counters),
         "" if bcc else _constants(constants),
     ]
-    for _, path, text in texts:
+    for path, text in texts.items():
         pieces.append(_located(path, _MAP.sub(_with_functions, text) if bcc else text))
     return Source(
         "\n".join(pieces),
@@ -152,13 +163,20 @@ def compose(probes: Sequence[Probe], *, bcc: bool, plain: bool = False) -> Sourc
 
 
 def files_of(probe: Probe) -> tuple[Path, ...]:
-    """A probe's source, and before it the parts that it includes from the same folder.
+    """A probe's source, and before it the files that it includes from the same folder.
 
     Raises:
-        KvprobeError: the source cannot be read.
+        KvprobeError: a file cannot be read, or files include each other.
     """
-    included = _INCLUDE.findall(_read(probe.source))
-    return (*(probe.source.parent / name for name in included), probe.source)
+    return tuple(dict.fromkeys(_in_reading_order(probe.source, ())))
+
+
+def _in_reading_order(path: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    if path in above:
+        raise KvprobeError(f"{path} includes itself")
+    for name in _INCLUDE.findall(_read(path)):
+        yield from _in_reading_order(path.parent / name, (*above, path))
+    yield path
 
 
 def kernel_name(structure: str) -> str:
@@ -180,7 +198,8 @@ def _hooks(probe: str, text: str) -> list[Hook]:
     return found
 
 
-def _maps(probe: str, text: str) -> list[Map]:
+def _maps(users: tuple[str, ...], text: str) -> list[Map]:
+    probe = users[0]
     found = []
     for kind, arguments in _MAP.findall(text):
         words = [word.strip() for word in arguments.split(",")]
@@ -194,13 +213,13 @@ def _maps(probe: str, text: str) -> list[Map]:
         name, rest = words[0], words[1:]
         key = rest.pop(0) if len(rest) == 3 else "u32"
         value, entries = rest if rest else ("", "")
-        found.append(Map(name, kind, key if rest else "", value, entries, probe))
+        found.append(Map(name, kind, key if rest else "", value, entries, users))
     return found
 
 
 def _with_functions(match: re.Match[str]) -> str:
     """For bcc: after a map's declaration, on the same line, one function per operation."""
-    item = _maps("", match.group(0))[0]
+    item = _maps(("",), match.group(0))[0]
     name = item.name
     inline = "inline_always"
     if item.kind == "RING":

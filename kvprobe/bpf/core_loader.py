@@ -44,7 +44,7 @@ def load(source: Source, plan: Plan) -> Loaded:
 def _prepare(opened: int, source: Source, plan: Plan) -> None:
     lib = libbpf.library()
     wanted_parts = {hook.probe for hook in source.hooks if hook.name in plan.programs} | {FILTERS}
-    part_of = {item.name: item.probe for item in source.maps}
+    users = {item.name: item.users for item in source.maps}
     for name, program in libbpf.programs(opened):
         lib.bpf_program__set_autoload(program, name in plan.programs)
     for name, handle in libbpf.maps(opened):
@@ -52,7 +52,7 @@ def _prepare(opened: int, source: Source, plan: Plan) -> None:
             values = [plan.constants[key] & (2**64 - 1) for key in source.constants]
             packed = struct.pack(f"={len(values)}Q", *values)
             lib.bpf_map__set_initial_value(handle, packed, len(packed))
-        elif part_of.get(name) not in wanted_parts:
+        elif wanted_parts.isdisjoint(users.get(name, ())):
             lib.bpf_map__set_autocreate(handle, False)
         elif name in plan.entries:
             lib.bpf_map__set_max_entries(handle, plan.entries[name])

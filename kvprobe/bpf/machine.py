@@ -15,6 +15,7 @@ from kvprobe.bpf.kernel_types import KernelTypes, is_loaded
 from kvprobe.model import Missing
 
 KALLSYMS = Path("/proc/kallsyms")
+DISKS = Path("/sys/dev/block")
 NO_BIT = 63
 """Value of a bit number that this kernel does not have: no flag word here is that wide."""
 
@@ -99,6 +100,12 @@ def addresses(names: Iterable[str]) -> dict[str, int]:
     return found
 
 
+def is_multipath(device: int) -> bool:
+    """Whether a disk (dev_t) is the one that NVMe's native multipath shows for several paths."""
+    place = DISKS / f"{device >> 20}:{device & 0xFFFFF}"
+    return "/nvme-subsystem/" in os.path.realpath(place)
+
+
 def in_initial_pid_namespace() -> bool:
     """Whether our process ids are those that the kernel side sees."""
     try:
@@ -116,6 +123,8 @@ def _existing(hooks: Iterable[Hook], types: KernelTypes) -> tuple[Hook, ...]:
 def _is_there(hook: Hook, types: KernelTypes, functions: frozenset[str]) -> bool:
     if hook.is_function:
         return hook.event in functions
+    if hook.module and not is_loaded(hook.module):
+        return False  # it may be an event of the kernel that only matters where the module is
     if hook.kind == "raw":
         return types.tracepoint_args(hook.event) is not None
     return tracefs.tracepoint_id("syscalls", hook.label) is not None

@@ -91,6 +91,7 @@ def _plan(
         "filter_tgids": bool(filters.tgids),
         "remember_files": remember,
         "device": filters.device or 0,
+        "device_has_paths": bool(filters.device) and machine.is_multipath(filters.device or 0),
         "root_device": root.device if root else 0,
         "root_inode": root.inode if root else 0,
         "more_roots": bool(root and root.has_mounts),

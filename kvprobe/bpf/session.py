@@ -29,7 +29,7 @@ from kvprobe.model import Filters, Loss, Missing, ProgramCost, Rows
 
 _DETACHING_THREADS = 32
 _BLOCK_SLOTS = (65536, 8)
-"""Entries of the map ``block_slots`` and 64-bit words of each; the first is its key, 0 where it is free."""
+"""Entries of the map ``block_slots`` and 64-bit words of each, the first being its key or 0."""
 _ONE = struct.pack("=I", 1)
 
 
@@ -150,7 +150,7 @@ class Session:
     def in_flight(self) -> dict[str, int]:
         """Per table, what has begun and not ended: these rows are neither delivered nor lost."""
         found = {}
-        if self._loaded and "block_slots" in self._loaded.maps:
+        if self._loaded and schema.BLOCK.name in self._rings:
             slots = maps.array_words(self._loaded.maps["block_slots"], *_BLOCK_SLOTS)
             spilled = sum(1 for _ in maps.keys(self._loaded.maps["block_spill"], 8))
             found["block"] = int(np.count_nonzero(slots[:, 0])) + spilled
@@ -236,7 +236,7 @@ class Session:
         self._start_ns = time.monotonic_ns()
         self.set_keep_one_in(self._filters.keep_one_in)
         self._attach([hook for hook in self._hooks if hook.probe != FILTERS], self._loaded)
-        if "block_depth" in self._loaded.maps:
+        if schema.BLOCK.name in self._rings:
             self._aggregates = Aggregates(self._loaded.maps, self._start_ns)
         if budget_share is not None and schema.BLOCK.name in self._rings:
             self._governor = Governor(self.set_keep_one_in, self._filters.keep_one_in, budget_share)
