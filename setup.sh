@@ -1,8 +1,8 @@
 #!/bin/sh
 # Set-up of a checkout, called by every `make` target that needs it: Debian packages (as root),
-# .venv with the locked Python dependencies, the CO-RE object. Silent and quick when nothing is
+# .venv with the locked Python dependencies, the CO-RE objects. Silent and quick when nothing is
 # missing; what cannot be had is said in one line and left out. `./setup.sh bench` adds the rivals
-# that the benchmarks compare with.
+# that the benchmarks compare with, `./setup.sh lab` what guests need: QEMU, tools, kernels.
 set -eu
 cd "$(dirname "$0")"
 
@@ -41,10 +41,17 @@ missing_packages() {
     ls -d /usr/lib/python3*/*-packages/bcc >/dev/null 2>&1 || echo python3-bpfcc
     command -v fio >/dev/null || echo fio
     is_set_up || [ -n "$(find_python)" ] || debian_python
-    object_is_current || command -v clang >/dev/null || echo clang
+    objects_are_current || command -v clang >/dev/null || echo clang
     if [ "${1:-}" = bench ]; then
         command -v bpftrace >/dev/null || echo bpftrace
         command -v biosnoop-bpfcc >/dev/null || echo bpfcc-tools
+    fi
+    if [ "${1:-}" = lab ]; then
+        command -v qemu-system-x86_64 >/dev/null || echo qemu-system-x86
+        command -v busybox >/dev/null || echo busybox-static
+        [ -x /usr/sbin/nvme ] || echo nvme-cli
+        [ -x /usr/sbin/modprobe ] || [ -x /sbin/modprobe ] || echo kmod
+        [ -x /usr/bin/rdma ] || [ -x /usr/sbin/rdma ] || [ -x /sbin/rdma ] || echo iproute2
     fi
 }
 
@@ -96,21 +103,23 @@ install_python() {
     stamp >.venv/.locked
 }
 
-# ---- the CO-RE object ----------------------------------------------------------------------
+# ---- the CO-RE objects ---------------------------------------------------------------------
 
-object=probes/kvprobe.bpf.o
+objects="probes/kvprobe.bpf.o probes/kvprobe-plain.bpf.o"
 
-object_is_current() {
-    [ -f "$object" ] && [ -z "$(find probes kvprobe/bpf kvprobe/schema.py -newer "$object" \
-        \( -name '*.bpf.[ch]' -o -name '*.toml' -o -name '*.py' \))" ]
+objects_are_current() {
+    for object in $objects; do
+        [ -f "$object" ] && [ -z "$(find probes kvprobe/bpf kvprobe/schema.py -newer "$object" \
+            \( -name '*.bpf.[ch]' -o -name '*.toml' -o -name '*.py' \))" ] || return 1
+    done
 }
 
-build_object() { # without it kvprobe compiles with bcc on the node
-    object_is_current || ! command -v clang >/dev/null && return 0
+build_objects() { # without them kvprobe compiles with bcc on the node
+    objects_are_current || ! command -v clang >/dev/null && return 0
     said=$(env -u KVPROBE_CONTENT .venv/bin/python -m kvprobe.bpf.core_object 2>&1) ||
         say "going on without the compiled probes: $(echo "$said" | tail -1)"
 }
 
 install_packages "$@"
 install_python
-build_object
+build_objects
