@@ -315,6 +315,21 @@ HOST = Table(
     ),
 )
 
+KNOBS = Table(
+    "knobs",
+    "one setting as it was when recording began",
+    (
+        _C("name", "O", "", "the kernel's name for it"),
+        _C("family", "O", "", "block_size, queue_depth or prefetch"),
+        _C("subject", "O", "", "device, controller, subsystem, mount, control group or host"),
+        _C("value", "O", "", "as text"),
+        _C("unit", "O", "", "of the value"),
+        _C("source", "O", "", "the file that was read"),
+        _C("reachability", "O", "", "what a change takes, see kvprobe.knobs.Reach"),
+        _C("note", "O", "", "what to know of it on this subject"),
+    ),
+)
+
 TABLES = {
     table.name: table
     for table in (
@@ -328,6 +343,7 @@ TABLES = {
         REQUESTS,
         KEYS,
         HOST,
+        KNOBS,
     )
 }
 

@@ -110,6 +110,7 @@ def _as_of(
         losses=dict(source.losses()),
         engine=source.engine or manifest.engine,
         devices=source.devices or manifest.devices,
+        nvme_paths=source.nvme_paths or manifest.nvme_paths,
         cost=replace(
             manifest.cost,
             programs=source.cost(),

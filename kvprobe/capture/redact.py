@@ -20,7 +20,7 @@ from kvprobe.capture.lookups import fill_keys
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.reader import open_capture
 from kvprobe.errors import ExitCode, KvprobeError
-from kvprobe.model import DeviceFacts, EngineFacts, Frame
+from kvprobe.model import DeviceFacts, EngineFacts, Frame, NvmePath
 from kvprobe.schema import TABLES
 
 _DIGITS = 12
@@ -40,13 +40,19 @@ _SUFFIXES = frozenset(
     )
 )
 """File name endings that say what a file is and not whose; any other ending is hidden too."""
-_KERNEL_NAME = re.compile(r"|[a-z]{1,8}(-?\d{1,3})?([np]\d{1,3}){0,2}")
-"""Names that the kernel gives: nvme0n1, sda, eth0, dm-3, cpu12. A MAC or a volume name is not."""
+_KERNEL_NAME = re.compile(r"|[a-z]{1,8}(-?\d{1,3})?([cnp]\d{1,3}){0,2}|nvme-subsys\d{1,3}")
+"""Names that the kernel gives: nvme0c1n1, sda, eth0, dm-3, cpu12. A MAC or a volume name is not."""
 _SYSTEM_PATH = r"(?:sys|proc|dev|usr|lib|boot)(?:/|\b)"
 _ADDRESS = re.compile(
     r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"  # IPv4
     r"|(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])"  # IPv6, MAC
 )
+_SETTING_FILES = tuple(
+    f"/{folder}/"
+    for folder in ("sys/block", "sys/class", "sys/module", "sys/devices", "sys/fs/ext4", "proc")
+)
+"""Where files of settings have names that the kernel gave."""
+_NQN = re.compile(r"\bnqn\.[^\s'\",;()]+")
 _PATH = re.compile(rf"(?<![\w/.])/(?!{_SYSTEM_PATH})[^\s'\",;:()]+")
 
 
@@ -87,6 +93,7 @@ class Redactor:
         """A sentence: addresses, the host's name and paths outside the system are hidden."""
         if hostname:
             text = re.sub(rf"\b{re.escape(hostname)}\b", lambda m: self._digest(m[0]), text)
+        text = _NQN.sub(lambda m: self._digest(m[0]), text)
         text = _PATH.sub(lambda m: self.path(m[0]) or "", text)
         return _ADDRESS.sub(lambda m: self._digest(m[0]), text)
 
@@ -117,6 +124,7 @@ class Redactor:
             filters=replace(manifest.filters, root=self.path(manifest.filters.root)),
             engine=None if manifest.engine is None else self._engine(manifest.engine),
             devices=tuple(map(self._device, manifest.devices)),
+            nvme_paths=tuple(map(self._nvme_path, manifest.nvme_paths)),
             missing=tuple(
                 replace(
                     m,
@@ -143,12 +151,38 @@ class Redactor:
         mounts = tuple(self.path(mount) or "" for mount in device.mounts)
         return replace(device, name=self.subject(device.name) or "", mounts=mounts)
 
+    def _nvme_path(self, path: NvmePath) -> NvmePath:
+        return replace(
+            path,
+            name=self.subject(path.name) or "",
+            head=self.subject(path.head) or "",
+            nqn=self.name(path.nqn),
+            address=self.name(path.address),
+            namespace=self.name(path.namespace),
+        )
+
+    def _setting(self, text: str | None) -> str | None:
+        """What a setting says: names outside the system are hidden."""
+        return None if text is None else self.prose(text, None)
+
+    def _place(self, text: str | None) -> str | None:
+        """The subject of a setting, or the file that it was read from."""
+        if text is None or "/" not in text:
+            return self.subject(text)
+        return text if text.startswith(_SETTING_FILES) else self.path(text)
+
     def _rules(self) -> dict[str, dict[str, Callable[[str | None], str | None]]]:
         return {
             "lookups": {"path": self.path, "kv_key": self.name},
             "requests": {"id": self.name},
             "keys": {"request_id": self.name, "key": self.name},
             "host": {"subject": self.subject},
+            "knobs": {
+                "subject": self._place,
+                "source": self._place,
+                "value": self._setting,
+                "note": self._setting,
+            },
         }
 
     def _apply(self, frame: Frame, rules: dict[str, Callable[[str | None], str | None]]) -> Frame:

@@ -23,7 +23,7 @@ from kvprobe.sources import Batch, Source, TableRows
 MAX_ROWS = 500_000
 """Rows of one table that a window holds; above it the window gets shorter, and says so."""
 _KEPT_ROWS = 100_000
-"""Rows of ``lookups`` or ``keys`` up to which those from before the window stay."""
+"""Rows of a table that is kept up to which those from before the window stay."""
 
 
 class Window:
@@ -31,7 +31,7 @@ class Window:
 
     ``add`` every batch of a source. A row is dropped ``seconds`` after it arrived. ``lookups``
     and ``keys`` are kept longer while there is little of them: they name the files that are still
-    open and the chunks of requests that are still running.
+    open and the chunks of requests that are still running. So are ``knobs``, which come once.
 
     ``manifest.window_ns`` is the span for which every row is here: shorter than ``seconds`` where
     one table would hold more than ``MAX_ROWS``.
@@ -83,7 +83,7 @@ class Window:
     def _trim(self, start_ns: int) -> int:
         """Drop what is too old or too much; returns from when on every row is here."""
         for name, parts in self._parts.items():
-            kept = name in ("lookups", "keys")
+            kept = name in ("lookups", "keys", "knobs")
             while parts:
                 arrived_ns, frame = parts[0]
                 bound = _KEPT_ROWS if arrived_ns < start_ns else MAX_ROWS
@@ -102,6 +102,7 @@ class Window:
             self._manifest,
             engine=source.engine,
             devices=source.devices,
+            nvme_paths=source.nvme_paths,
             losses=dict(source.losses()),
             cost=replace(
                 self._manifest.cost, programs=source.cost(), measured_ns=source.measured_ns

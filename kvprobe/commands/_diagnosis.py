@@ -21,6 +21,7 @@ from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts
 from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import PathStorage
+from kvprobe.sources.topology import Layer, chain_of
 from kvprobe.units import size
 
 _TABLES = {
@@ -36,12 +37,16 @@ _NVML = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything found, whether a capture is possible, and both in a sentence."""
+    """Everything found, whether a capture is possible, and both in a sentence.
+
+    ``chain`` is what serves the path that was asked for.
+    """
 
     features: tuple[Feature, ...]
     capture_possible: bool
     shows: tuple[str, ...]
     summary: str
+    chain: Layer | None = None
 
 
 def diagnose(path: str | None) -> Diagnosis:
@@ -51,6 +56,7 @@ def diagnose(path: str | None) -> Diagnosis:
         KvprobeError: the path does not exist.
     """
     storage = storage_features(path)  # first: a mistyped path should cost nobody a second
+    chain = None if path is None else chain_of(path)
     kernel = kernel_features.survey()
     states, broken = _probe_states()
     features = (
@@ -67,7 +73,7 @@ def diagnose(path: str | None) -> Diagnosis:
     stopping = [feature for feature in features if feature.stops_capture]
     shows = tuple(_TABLES.get(s.probe.table, s.probe.table) for s in states if s.attaches)
     summary = _impossible(stopping) if stopping else _possible(features, shows)
-    return Diagnosis(features, not stopping, () if stopping else shows, summary)
+    return Diagnosis(features, not stopping, () if stopping else shows, summary, chain)
 
 
 def _probe_states() -> tuple[tuple[ProbeState, ...], tuple[Feature, ...]]:
@@ -122,6 +128,9 @@ def _path_features(storage: PathStorage) -> Iterator[Feature]:
     facts = storage.device
     place = f"partition {storage.partition}, " if storage.partition else ""
     yield Feature("storage", facts.name, *ok(f"{place}{describe(facts)}"))
+    if paths := nvme.paths_of_head(facts.name):
+        text = f"requests have the numbers of its {len(paths)} paths: {', '.join(paths)}"
+        yield Feature("storage", "paths", *ok(text))
     twice = "a request has a row on each of them; filter by device"
     if storage.backing_file:
         yield Feature(
@@ -140,7 +149,7 @@ def nvme_features(sysfs: Path = devices.SYSFS) -> tuple[Feature, ...]:
     features = []
     for found in nvme.controllers(sysfs):
         queues = f", {found.queues} queues" if found.queues is not None else ""
-        text = f"nvme {found.transport} {found.address or ''}".rstrip()
+        text = f"nvme {found.transport} {nvme.short_address(found.address)}".rstrip()
         text += f", {found.state or 'unknown state'}{queues}{joined}"
         answer = ok(text)
         if found.state not in (None, "live"):

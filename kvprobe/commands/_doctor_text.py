@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from kvprobe.bpf.features import Feature, State
+from kvprobe.commands._chain_text import chain_lines
 from kvprobe.commands._terminal import Style
+from kvprobe.sources.topology import Layer
 
 
 def sign_of(feature: Feature) -> str:
@@ -17,8 +19,10 @@ def sign_of(feature: Feature) -> str:
     return {State.OK: "good", State.UNKNOWN: "unknown"}.get(feature.state, "less")
 
 
-def lines(features: Sequence[Feature], summary: str, style: Style) -> Iterator[str]:
-    """The whole text; only a command that fixes something may be longer than the width."""
+def lines(
+    features: Sequence[Feature], summary: str, style: Style, chain: Layer | None = None
+) -> Iterator[str]:
+    """The whole text; only a fix and the tree of the chain may be longer than the width."""
     name_width = max((len(feature.name) for feature in features), default=0)
     indent = " " * (name_width + 6)
     for group, members in groupby(features, key=lambda feature: feature.group):
@@ -30,6 +34,10 @@ def lines(features: Sequence[Feature], summary: str, style: Style) -> Iterator[s
             yield from (indent + line for line in more)
             if feature.fix:
                 yield f"{indent}fix: {feature.fix}"
+        yield ""
+    if chain is not None:
+        yield style.bold("from the path to the queues")
+        yield from (f"  {line}" for line in chain_lines(chain, style))
         yield ""
     yield from _wrapped(summary, style.width)
 

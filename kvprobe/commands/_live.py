@@ -160,15 +160,17 @@ def open_live(
     Raises:
         KvprobeError: this machine cannot be traced (exit 3).
     """
+    from kvprobe import knobs
     from kvprobe.bpf.session import open_session
     from kvprobe.sources.clock import sample_clocks
-    from kvprobe.sources.devices import devices
     from kvprobe.sources.host import HostSampler
+    from kvprobe.sources.path_watch import PathWatch
 
+    watch = PathWatch()
+    settings = [knobs.as_row(each) for each in knobs.read_all(knobs.of_host())]
     session = open_session(None, filters, loader, budget_share=budget_share)
     try:
         clock = sample_clocks()
-        found = devices()
         manifest = Manifest(
             kvprobe=__version__,
             capture_id=secrets.token_hex(8),
@@ -182,9 +184,11 @@ def open_live(
             filters=filters,
             budget_share=budget_share,
             engine_name=engine_name,
-            devices=found,
+            devices=watch.devices,
+            nvme_paths=watch.paths,
         )
-        return LiveSource(session, signal, HostSampler(), found), manifest
+        source = LiveSource(session, signal, HostSampler(), watch, {"knobs": settings})
+        return source, manifest
     except BaseException:
         session.close()
         raise

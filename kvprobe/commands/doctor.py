@@ -29,7 +29,8 @@ def _run(options: Namespace) -> int:
     if options.json:
         print(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(diagnosis)}))
     else:
-        for line in lines(diagnosis.features, diagnosis.summary, Style.of(sys.stdout)):
+        style = Style.of(sys.stdout)
+        for line in lines(diagnosis.features, diagnosis.summary, style, diagnosis.chain):
             print(line)
     return ExitCode.OK if diagnosis.capture_possible else ExitCode.UNSUPPORTED
 

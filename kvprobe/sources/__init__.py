@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from kvprobe.model import DeviceFacts, EngineFacts, Frame, Loss, ProgramCost, Rows
+from kvprobe.model import DeviceFacts, EngineFacts, Frame, Loss, NvmePath, ProgramCost, Rows
 
 TableRows: TypeAlias = Rows | Frame | Sequence[Mapping[str, Any]]
 """Rows of one table: as the kernel wrote them, as a frame (replay), or as dicts (a signal)."""
@@ -33,7 +33,12 @@ class Source(Protocol):
 
     @property
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """The block devices of this source's host."""
+        """The block devices of this source's host, all that were there at some time."""
+        ...
+
+    @property
+    def nvme_paths(self) -> tuple[NvmePath, ...]:
+        """The NVMe paths of this source's host, all that were there at some time."""
         ...
 
     @property

@@ -1,7 +1,10 @@
 """Block devices as sysfs shows them, and the way from a path to the device that serves it.
 
-Everything is read from sysfs and /proc/self/mountinfo: no tool is run, nothing is opened for I/O.
-A file that is missing or reads as nonsense makes its fact unknown, never an error.
+Everything is read from sysfs, /proc/self/mountinfo and /proc/diskstats: no tool is run, nothing is
+opened for I/O. A file that is missing or reads as nonsense makes its fact unknown, never an error.
+
+The disks of the single paths under a native NVMe multipath head are hidden: no node in /dev and no
+``dev`` file in sysfs. Block requests carry their numbers all the same, and /proc/diskstats has them.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from kvprobe.model import DeviceFacts
 
 SYSFS = Path("/sys")
 MOUNTINFO = Path("/proc/self/mountinfo")
+DISKSTATS = Path("/proc/diskstats")
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_PATH_DISK = re.compile(r"(nvme\d+)c\d+(n\d+)")
+"""Subsystem, controller and namespace of one path; the head's name lacks the controller."""
 _BUSES = (("/virtio", "virtio"), ("/ata", "sata"), ("/usb", "usb"))
 """Where a device hangs, by a word in its sysfs path."""
 
@@ -59,23 +65,27 @@ def kernel_device(number: int) -> int:
     return os.major(number) << 20 | os.minor(number)
 
 
-def devices(sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> tuple[DeviceFacts, ...]:
-    """Every whole disk of this machine that has a size, ordered by name."""
+def devices(
+    sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO, diskstats: Path = DISKSTATS
+) -> tuple[DeviceFacts, ...]:
+    """Every whole disk of this machine that has a size, hidden paths included, ordered by name."""
     mounted = mounts(mountinfo)
-    found = (facts_of(name, sysfs, mounted) for name in _names(sysfs / "block"))
+    found = (facts_of(name, sysfs, mounted, diskstats) for name in names_in(sysfs / "block"))
     return tuple(facts for facts in found if facts is not None and facts.size_bytes != 0)
 
 
-def facts_of(name: str, sysfs: Path, mounted: Iterable[Mount]) -> DeviceFacts | None:
-    """Facts of one whole disk; None if it is not, or no longer, there."""
+def facts_of(
+    name: str, sysfs: Path, mounted: Iterable[Mount], diskstats: Path = DISKSTATS
+) -> DeviceFacts | None:
+    """Facts of one whole disk; None if it is not, or no longer, there. A path has its head's mounts."""
     folder = sysfs / "block" / name
-    device = _device_number(folder)
+    device = disk_number(name, sysfs, diskstats)
     if device is None:
         return None
     queue = folder / "queue"
     sectors = read_number(folder / "size")
     rotational = read_number(queue / "rotational")
-    own = {device, *(n for _, n in _partitions(folder))}
+    own = _numbers_mounted(sysfs / "block" / (head_of(name) or name))
     largest_kib = read_number(queue / "max_sectors_kb")
     ahead_kib = read_number(queue / "read_ahead_kb")
     return DeviceFacts(
@@ -91,6 +101,21 @@ def facts_of(name: str, sysfs: Path, mounted: Iterable[Mount]) -> DeviceFacts | 
         logical_block_bytes=read_number(queue / "logical_block_size"),
         mounts=tuple(dict.fromkeys(m.point for m in mounted if m.device in own)),
     )
+
+
+def disk_number(name: str, sysfs: Path = SYSFS, diskstats: Path = DISKSTATS) -> int | None:
+    """The kernel's dev_t of a whole disk, also of a hidden one; None if it is not there."""
+    folder = sysfs / "block" / name
+    number = number_of(folder)
+    if number is None and folder.is_dir():
+        number = _disk_numbers(diskstats).get(name)
+    return number
+
+
+def head_of(name: str) -> str | None:
+    """The multipath disk that a hidden path disk belongs to: nvme0n3 of nvme0c1n3; else None."""
+    found = _PATH_DISK.fullmatch(name)
+    return None if found is None else found[1] + found[2]
 
 
 def storage_of(path: str, sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> PathStorage:
@@ -120,7 +145,7 @@ def storage_of(path: str, sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> P
         device=disk,
         why=why,
         partition=partition,
-        below=tuple(_names(folder / "slaves")) if folder else (),
+        below=tuple(names_in(folder / "slaves")) if folder else (),
         backing_file=read_text(folder / "loop" / "backing_file") if folder else None,
     )
 
@@ -226,34 +251,45 @@ def _nvme_transport(parent: Path) -> str | None:
     return " ".join(sorted(kind for kind in kinds if kind)) or None
 
 
-def _partitions(folder: Path) -> Iterator[tuple[str, int]]:
-    for name in _names(folder):
-        number = _device_number(folder / name) if (folder / name / "partition").exists() else None
-        if number is not None:
-            yield name, number
+def _numbers_mounted(folder: Path) -> set[int | None]:
+    """The numbers under which a disk can be mounted: its own and those of its partitions."""
+    parts = (folder / name for name in names_in(folder))
+    return {number_of(folder), *(number_of(p) for p in parts if (p / "partition").exists())}
+
+
+def _disk_numbers(diskstats: Path) -> dict[str, int]:
+    """The dev_t of every disk and partition, by name."""
+    lines = (read_text(diskstats) or "").splitlines()
+    found = (line.split(maxsplit=3) for line in lines)
+    return {
+        words[2]: number
+        for words in found
+        if len(words) > 2 and (number := _colon_number(":".join(words[:2]))) is not None
+    }
 
 
 def _scheduler(path: Path) -> str | None:
-    text = read_text(path) or ""
+    text = read_word(path) or ""
     chosen = re.search(r"\[([\w-]+)\]", text)
     return chosen.group(1) if chosen else text or None
 
 
-def _device_number(folder: Path) -> int | None:
+def number_of(folder: Path) -> int | None:
+    """The dev_t in the ``dev`` file of a disk or partition."""
     text = read_text(folder / "dev")
     return _colon_number(text) if text else None
 
 
 def _colon_number(text: str) -> int | None:
     """``259:1`` as the kernel's dev_t."""
-    found = re.fullmatch(r"(\d+):(\d+)", text)
+    found = re.fullmatch(r"(\d{1,7}):(\d{1,7})", text)
     return int(found.group(1)) << 20 | int(found.group(2)) if found else None
 
 
 def read_number(path: Path) -> int | None:
-    """A sysfs attribute that is one number, or None."""
+    """A sysfs attribute that is one number of at most 18 digits, or None."""
     text = read_text(path)
-    return int(text) if text and text.isdecimal() else None
+    return int(text) if text and len(text) < 19 and text.isdecimal() else None
 
 
 def read_text(path: Path) -> str | None:
@@ -264,7 +300,14 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _names(folder: Path) -> list[str]:
+def read_word(path: Path) -> str | None:
+    """A sysfs attribute of printable text, which may come from a target; None for anything else."""
+    text = read_text(path)
+    return text if text and text.isprintable() else None
+
+
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder, sorted; nothing where it is not there."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

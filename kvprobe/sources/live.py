@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvprobe.bpf.governor import Thinning
-from kvprobe.model import DeviceFacts, EngineFacts, Loss, ProgramCost, Rows, Signal, SignalBatch
+from kvprobe.model import (
+    DeviceFacts,
+    EngineFacts,
+    Loss,
+    NvmePath,
+    ProgramCost,
+    Rows,
+    Signal,
+    SignalBatch,
+)
 from kvprobe.sources import Batch, TableRows
 
 SECOND_NS = 1_000_000_000
@@ -56,18 +65,38 @@ class Sampler(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """What a live source needs of ``kvprobe.sources.path_watch``."""
+
+    @property
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """Every whole disk seen so far."""
+        ...
+
+    @property
+    def paths(self) -> tuple[NvmePath, ...]:
+        """Every NVMe path seen so far."""
+        ...
+
+    def look(self, closely: bool = False) -> None:
+        """Take in what is there now."""
+        ...
+
+
 @dataclass
 class LiveSource:
     """Satisfies ``kvprobe.sources.Source``.
 
-    Kernel records and engine events are read at every ``poll``, aggregates and host counters
-    once a second. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
+    Kernel records and engine events are read at every ``poll``, aggregates, host counters and
+    changes of disks and paths once a second. ``opening`` holds rows of tables that are read once;
+    they come with the first ``poll``. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
     """
 
     session: Session
     signal: Signal | None = None
     sampler: Sampler | None = None
-    devices: tuple[DeviceFacts, ...] = ()
+    watch: Watch | None = None
+    opening: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     clock: Callable[[], int] = time.monotonic_ns
     engine: EngineFacts | None = None
     understood: int = 0
@@ -76,10 +105,21 @@ class LiveSource:
     _rows: dict[str, int] = field(default_factory=dict, init=False)
     _second_ns: int = field(default=0, init=False)
 
+    @property
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """Every whole disk seen so far."""
+        return () if self.watch is None else self.watch.devices
+
+    @property
+    def nvme_paths(self) -> tuple[NvmePath, ...]:
+        """Every NVMe path seen so far."""
+        return () if self.watch is None else self.watch.paths
+
     def poll(self) -> Batch:
         """Return what is new; never blocks."""
         now_ns = self.clock()
-        tables: dict[str, TableRows] = {n: rows for n, rows in self.session.poll().items()}
+        tables: dict[str, TableRows] = {**self.opening, **self.session.poll()}
+        self.opening = {}
         if self.signal is not None:
             self._take(tables, self.signal.poll())
         if now_ns - self._second_ns >= SECOND_NS:
@@ -115,8 +155,9 @@ class LiveSource:
         """Detach and return the rest; ``losses`` and ``cost`` stay as they were at the end."""
         now_ns = self.clock()
         try:
-            tables: dict[str, TableRows] = {n: rows for n, rows in self.session.poll().items()}
-            self._each_second(tables)
+            tables: dict[str, TableRows] = {**self.opening, **self.session.poll()}
+            self.opening = {}
+            self._each_second(tables, closely=True)
             if self.signal is not None:
                 self._take(tables, self.signal.close())
         finally:
@@ -124,10 +165,12 @@ class LiveSource:
             self.session.close()
         return self._batch(now_ns, tables)
 
-    def _each_second(self, tables: dict[str, TableRows]) -> None:
+    def _each_second(self, tables: dict[str, TableRows], closely: bool = False) -> None:
         tables.update(self.session.aggregates())
         if self.sampler is not None:
             tables["host"] = self.sampler.sample()
+        if self.watch is not None:
+            self.watch.look(closely)
 
     def _take(self, tables: dict[str, TableRows], batch: SignalBatch) -> None:
         tables["requests"] = batch.requests

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvprobe.model import DeviceFacts, EngineFacts, Frame, Loss, ProgramCost
+from kvprobe.model import DeviceFacts, EngineFacts, Frame, Loss, NvmePath, ProgramCost
 from kvprobe.schema import TABLES
 from kvprobe.sources import Batch, TableRows
 
@@ -19,6 +19,8 @@ _DELIVERED_BY = {
     "block": ("done_ns",),
     "ops": ("end_ns",),
     "lookups": ("end_ns",),
+    "nvme": ("done_ns",),
+    "fabric": ("time_ns",),
     "depth": ("end_ns",),
     "histogram": ("end_ns",),
     "requests": ("arrival_ns", "scheduled_ns", "prefill_start_ns", "prefill_end_ns",
@@ -44,6 +46,11 @@ class Facts(Protocol):
     @property
     def devices(self) -> tuple[DeviceFacts, ...]:
         """The block devices of the recorded host."""
+        ...
+
+    @property
+    def nvme_paths(self) -> tuple[NvmePath, ...]:
+        """The NVMe paths of the recorded host."""
         ...
 
     @property
@@ -109,6 +116,11 @@ class ReplaySource:
         return self._facts.devices
 
     @property
+    def nvme_paths(self) -> tuple[NvmePath, ...]:
+        """The NVMe paths of the recorded host."""
+        return self._facts.nvme_paths
+
+    @property
     def finished(self) -> bool:
         """Whether the end of the recording was delivered."""
         return all(self._place[name] == len(times) for name, times in self._times.items())
@@ -154,6 +166,8 @@ class ReplaySource:
 
     def _delivery(self, name: str, frame: Frame) -> Ints:
         """When a live source would have had each row; a key when its request arrived."""
+        if name == "knobs":
+            return np.full(len(frame["name"]), self._start_ns, dtype=np.int64)
         if name != "keys":
             times: Ints = np.maximum.reduce([frame[column] for column in _DELIVERED_BY[name]])
             return times
