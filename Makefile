@@ -1,11 +1,12 @@
 # Every target does its own set-up (setup.sh): quick and silent when nothing is missing.
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test bench lock format clean
+.PHONY: help setup demo test lab bench lock format clean
 
 help:
 	@echo 'make demo     trace a badly configured KV-cache workload, apply what is proposed, compare'
 	@echo 'make test     linters, types, import contracts, all tests; PYTEST="..." are its options'
+	@echo 'make lab      every case in guests with other kernels; PYTEST="-k NAME" chooses'
 	@echo 'make bench    measure what the README quotes'
 	@echo 'make setup    only the set-up; make lock, make format, make clean'
 
@@ -15,12 +16,18 @@ setup:
 demo: setup
 	@$(PYTHON) demo.py
 
-test: setup
+test:
+	@./setup.sh lab
 	@$(PYTHON) -m ruff check --quiet
 	@$(PYTHON) -m ruff format --check --quiet
 	@$(PYTHON) -m mypy
 	@.venv/bin/lint-imports --no-logo
 	@$(PYTHON) -m pytest $(PYTEST)
+
+# `make test` runs the few cases marked core; -m "" is all of them.
+lab:
+	@./setup.sh lab
+	@$(PYTHON) -m pytest -m "" tests/lab $(PYTEST)
 
 bench:
 	@./setup.sh bench

@@ -1,0 +1,167 @@
+"""What a case expects against what its capture says; runs on the host, from files alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvprobe import document
+from kvprobe.capture.reader import Capture, open_capture
+from kvprobe.model import Frame
+from kvprobe.schema import FabricKind
+from tests.lab.case import Case
+
+KINDS = {"read": 0, "write": 1, "flush": 2}
+"""Kind -> operation of a block row."""
+OPCODES = {"read": 2, "write": 1, "flush": 0}
+"""Kind -> opcode of an NVMe I/O command (NVM command set specification)."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the guest left of one case.
+
+    Attributes:
+        capture: the file, opened.
+        facts: what workload and kernel counted.
+        numbers: dev_t of the disks whose requests are NVMe commands -> name.
+    """
+
+    case: Case
+    capture: Capture
+    facts: dict[str, Any]
+    numbers: dict[int, str]
+
+    def rows(self, table: str) -> Frame:
+        """Rows of a table, of the case's disks where it has a device."""
+        frame = self.capture.frame(table)
+        if "device" not in frame or table == "fabric":
+            return frame
+        keep = np.isin(frame["device"], list(self.numbers))
+        return {name: column[keep] for name, column in frame.items()}
+
+
+def open_result(case: Case, folder: Path) -> Result:
+    """Open what the guest left.
+
+    Raises:
+        AssertionError: the case failed in the guest; its log is the message.
+    """
+    error = folder / "error.txt"
+    assert not error.exists(), error.read_text()
+    assert (folder / "facts.json").exists(), f"the guest left nothing of {case.name}"
+    facts = json.loads((folder / "facts.json").read_text())
+    capture = open_capture(folder / "capture.kvcap")
+    names = {*facts["paths"], *facts["controllers"]}
+    manifest = capture.manifest
+    numbers = {disk.device: disk.name for disk in (*manifest.devices, *manifest.nvme_paths)}
+    return Result(case, capture, facts, {k: v for k, v in numbers.items() if v in names})
+
+
+def check(result: Result) -> None:
+    """Everything that the case expects.
+
+    Raises:
+        AssertionError: what was otherwise.
+    """
+    assert result.capture.complete
+    lost = {table: count for table, count in result.facts["lost"].items() if count}
+    assert not lost, f"rows were lost: {lost}"
+    expected = result.case.expected
+    check_counts(result)
+    if result.case.topology.transport != "none":
+        check_join(result)
+    if expected.device_ms is not None:
+        check_device_time(result, expected.device_ms, expected.tolerance)
+    if expected.fabric:
+        seen = {FabricKind(int(k)).name.lower() for k in result.rows("fabric")["kind"]}
+        assert set(expected.fabric) <= seen, f"fabric events: {sorted(seen)}"
+    if expected.findings or expected.no_findings:
+        check_findings(result)
+
+
+def check_counts(result: Result) -> None:
+    """Requests, commands and bytes are what the case says, and what the kernel counted."""
+    expected = result.case.expected
+    block, nvme = result.rows("block"), None
+    if result.case.topology.transport != "none":
+        nvme = result.rows("nvme")
+    for kind in KINDS:
+        mine = block["op"] == KINDS[kind]
+        requests = expected.requests.get(kind, expected.commands.get(kind))
+        if requests is None:
+            continue
+        assert int(mine.sum()) == requests, f"{kind}: block rows {int(mine.sum())}"
+        if kind in expected.bytes:
+            assert int(block["bytes"][mine].sum()) == expected.bytes[kind], kind
+        _check_against_kernel(result, kind, requests)
+        if nvme is None or kind not in expected.commands:
+            continue
+        sent = nvme["opcode"] == OPCODES[kind]
+        assert int(sent.sum()) == expected.commands[kind], f"{kind}: {int(sent.sum())} commands"
+        if kind in expected.bytes:
+            assert int(nvme["bytes"][sent].sum()) == expected.bytes[kind], f"{kind}: command bytes"
+
+
+def _check_against_kernel(result: Result, kind: str, requests: int) -> None:
+    """The case's own figures: the kernel's counters of the disks, and the workload's report."""
+    counted = result.facts["counted"].values()
+    assert sum(disk[kind] for disk in counted) == requests, f"{kind}: the kernel's count"
+    wanted = result.case.expected.bytes.get(kind)
+    if wanted is None:
+        return
+    assert sum(disk[f"{kind}_bytes"] for disk in counted) == wanted, f"{kind}: the kernel's bytes"
+    said = [work["said"] for work in result.facts["work"] if work["tool"] == "fio"]
+    if said and not result.case.topology.file_system:
+        assert sum(report[kind]["bytes"] for report in said) == wanted, f"{kind}: fio's bytes"
+
+
+def check_join(result: Result) -> None:
+    """Each I/O command belongs to the one block row of its request, with the same bytes."""
+    block, nvme = result.rows("block"), result.rows("nvme")
+    starts: dict[int, list[int]] = {}
+    for row, request in enumerate(block["request"].tolist()):
+        starts.setdefault(request, []).append(row)
+    taken: Counter[int] = Counter()
+    for row in range(len(nvme["request"])):
+        setup = nvme["setup_ns"][row]
+        owners = [
+            i
+            for i in starts.get(int(nvme["request"][row]), [])
+            if block["queued_ns"][i] <= setup <= block["done_ns"][i]
+        ]
+        assert len(owners) == 1, f"command {row}: {len(owners)} block rows"
+        owner = owners[0]
+        taken[owner] += 1
+        assert nvme["device"][row] == block["device"][owner]
+        assert nvme["done_ns"][row] <= block["done_ns"][owner]
+        if nvme["retries"][row] == 0 and nvme["status"][row] == 0:
+            assert nvme["bytes"][row] == block["bytes"][owner], f"command {row}: bytes"
+    alone = len(block["request"]) - len(taken)
+    assert not alone, f"{alone} block rows without a command"
+
+
+def check_device_time(result: Result, wanted_ms: float, tolerance: float) -> None:
+    """The mean time of a read below the driver is what was injected."""
+    block = result.rows("block")
+    reads = block["op"] == 0
+    took = (block["done_ns"][reads] - block["issued_ns"][reads]).mean() / 1e6
+    assert abs(took - wanted_ms) <= tolerance * wanted_ms, f"{took:.2f} ms"
+
+
+def check_findings(result: Result) -> None:
+    """The report has the findings that it must have, and none that it must not."""
+    expected = result.case.expected
+    report = document.build(result.capture)
+    found = {finding["slug"]: finding for finding in report["findings"]}
+    for slug in expected.findings:
+        assert slug in found, f"no {slug} among {sorted(found)}"
+    wrong = sorted(set(expected.no_findings) & set(found))
+    assert not wrong, f"found, but should not be: {[found[slug] for slug in wrong]}"
+    for slug, text in expected.subjects.items():
+        assert text in json.dumps(found[slug]), found[slug]

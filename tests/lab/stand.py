@@ -1,0 +1,209 @@
+"""The host side in a guest: controllers connected, disks set, faults brought about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.case import Fault, Topology
+from tests.lab.target import (
+    BLOCK,
+    NQN,
+    SERVICE,
+    addresses,
+    backing_store,
+    load_modules,
+    run,
+    target,
+    wait_for,
+)
+
+CONTROLLERS = Path("/sys/class/nvme")
+MOUNT = Path("/mnt/kvlab")
+HOST_ID = "5d8b5c1e-0d0a-4a51-9d0e-6b76b4c0a001"
+HOST_NQN = f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}"
+
+STAT = {"read": (0, 2), "write": (4, 6), "flush": (15, None)}
+"""Kind -> fields of /sys/block/NAME/stat: completed requests, sectors of 512 bytes."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What a case works on.
+
+    Attributes:
+        topology: as asked for.
+        backing: name of the backing disk, "" for PCI.
+    """
+
+    topology: Topology
+    backing: str
+
+    @property
+    def disk(self) -> str:
+        """The disk that is used: the head of a multipath namespace, or the only one."""
+        if self.topology.transport == "none":
+            return self.backing
+        return next(
+            path.name for path in BLOCK.iterdir() if re.fullmatch(r"nvme\d+n\d+", path.name)
+        )
+
+    @property
+    def path_disks(self) -> dict[str, str]:
+        """Disk whose requests become commands -> address of its controller."""
+        if self.topology.transport == "none":
+            return {self.backing: ""}
+        found = {}
+        for path in sorted(BLOCK.iterdir()):
+            hidden = re.fullmatch(r"nvme\d+c(\d+)n\d+", path.name)
+            plain = re.fullmatch(r"nvme(\d+)n\d+", path.name)
+            if hidden:
+                found[path.name] = _address(f"nvme{hidden[1]}")
+            elif plain and self.topology.transport == "pci":
+                found[path.name] = _address(f"nvme{plain[1]}")
+        return found
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By disk of ``path_disks`` and kind: ``requests``, ``bytes`` that the kernel counted."""
+        counted: dict[str, dict[str, int]] = {}
+        for disk in self.path_disks:
+            stat = [int(word) for word in (BLOCK / disk / "stat").read_text().split()]
+            counted[disk] = {}
+            for kind, (requests, sectors) in STAT.items():
+                counted[disk][kind] = stat[requests]
+                if sectors is not None:
+                    counted[disk][f"{kind}_bytes"] = 512 * stat[sectors]
+        return counted
+
+    def apply(self, fault: Fault) -> None:
+        """Bring a fault about.
+
+        Raises:
+            RuntimeError: the tool for it failed.
+        """
+        address = addresses(self.topology)[fault.path - 1]
+        if fault.action == "netem":
+            _netem(address, fault)
+        elif fault.action == "connect":
+            connect(self.topology, address)
+        else:
+            controller = _controller(address)
+            if fault.action == "disconnect":
+                run("nvme", "disconnect", "-d", controller)
+            else:
+                run("nvme", "ns-rescan", f"/dev/{controller}")
+
+
+@contextmanager
+def stand(topology: Topology) -> Iterator[Stand]:
+    """Build it, and take it down whatever happens.
+
+    Raises:
+        RuntimeError: a step failed.
+    """
+    load_modules(topology.transport)
+    with ExitStack() as undo:
+        disk = ""
+        if topology.transport != "pci":
+            disk = undo.enter_context(backing_store(topology.backing))
+        if topology.transport in ("tcp", "rdma"):
+            undo.enter_context(target(topology, disk))
+            undo.callback(run, "nvme", "disconnect", "-n", NQN)
+            for address in addresses(topology):
+                connect(topology, address)
+        built = Stand(topology, disk)
+        wait_for(lambda: _is_whole(built), "the disks of all paths")
+        _set_up(built)
+        if topology.transport == "tcp":
+            undo.callback(_no_netem)
+        if topology.file_system:
+            undo.enter_context(_mounted(built.disk, topology.file_system))
+        yield built
+
+
+def connect(topology: Topology, address: str) -> None:
+    """Connect one path.
+
+    Raises:
+        RuntimeError: the target does not answer.
+    """
+    run(
+        "nvme", "connect", "-t", topology.transport, "-a", address, "-s", SERVICE, "-n", NQN,
+        "--hostnqn", HOST_NQN, "--hostid", HOST_ID, "--nr-io-queues", str(topology.io_queues),
+        "--queue-size", str(topology.queue_size), "--keep-alive-tmo", "60",
+        "--reconnect-delay", "1",
+    )  # fmt: skip
+
+
+def _is_whole(built: Stand) -> bool:
+    if len(built.path_disks) < built.topology.paths:
+        return False
+    return any(
+        re.fullmatch(r"nvme\d+n\d+|nullb\d+|kvlab|ram\d+", path.name) and _size(path.name)
+        for path in BLOCK.iterdir()
+    )
+
+
+def _size(disk: str) -> int:
+    return int((BLOCK / disk / "size").read_text())
+
+
+def _set_up(built: Stand) -> None:
+    topology = built.topology
+    if topology.max_sectors_kb:
+        for disk in {built.disk, *built.path_disks}:
+            (BLOCK / disk / "queue/max_sectors_kb").write_text(str(topology.max_sectors_kb))
+    if topology.iopolicy:
+        for policy in Path("/sys/class/nvme-subsystem").glob("*/iopolicy"):
+            policy.write_text(topology.iopolicy)
+
+
+@contextmanager
+def _mounted(disk: str, file_system: str) -> Iterator[None]:
+    run(f"mkfs.{file_system}", "-q", "-F", "-E", "lazy_itable_init=0,nodiscard", f"/dev/{disk}")
+    MOUNT.mkdir(exist_ok=True)
+    run("mount", "-o", "noatime", f"/dev/{disk}", str(MOUNT))
+    try:
+        yield
+    finally:
+        run("umount", str(MOUNT))
+
+
+def _address(controller: str) -> str:
+    text = (CONTROLLERS / controller / "address").read_text().strip()
+    found = re.search(r"traddr=([^,]*)", text)
+    return found[1] if found else text
+
+
+def _controller(address: str) -> str:
+    for path in sorted(CONTROLLERS.iterdir()):
+        if _address(path.name) == address:
+            return path.name
+    raise RuntimeError(f"no controller at {address}")
+
+
+def _netem(address: str, fault: Fault) -> None:
+    """Disturb what the target sends from that address; everything else goes as before."""
+    for module in ("sch_prio", "sch_netem", "cls_u32"):
+        run("modprobe", module)
+    _no_netem()
+    run("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "prio",
+        "priomap", *(["0"] * 16))  # fmt: skip
+    settings = []
+    if fault.delay_ms:
+        settings += ["delay", f"{fault.delay_ms}ms"]
+    if fault.loss_percent:
+        settings += ["loss", f"{fault.loss_percent}%"]
+    run("tc", "qdisc", "add", "dev", "lo", "parent", "1:3", "handle", "30:", "netem",
+        "limit", "100000", *settings)  # fmt: skip
+    run("tc", "filter", "add", "dev", "lo", "parent", "1:0", "protocol", "ip", "u32",
+        "match", "ip", "src", f"{address}/32", "match", "ip", "sport", SERVICE, "0xffff",
+        "flowid", "1:3")  # fmt: skip
+
+
+def _no_netem() -> None:
+    if "prio" in run("tc", "qdisc", "show", "dev", "lo"):
+        run("tc", "qdisc", "delete", "dev", "lo", "root")
