@@ -102,6 +102,8 @@ class FabricKind(IntEnum):
     """A path is no longer used by its namespace."""
     PATH_LIVE = 11
     """A path can be used by its namespace."""
+    RECEIVE_GAP = 12
+    """A queue's connection got a segment behind a gap: one from the target was lost or overtaken."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,15 @@ inline_always struct kv_request *block_known(u64 request)
 	return block_find(request, block_request_index(request));
 }
 
+/* A request on its way to the device: what its bio left is newer than what is in its own slot,
+ * which may be of an earlier use whose completion was not shown to us. */
+inline_always struct kv_request *block_submitted(u64 request)
+{
+	if (!ARGUMENTS(block_io_start))
+		block_adopt(request);
+	return block_find(request, block_request_index(request));
+}
+
 RAW_HOOK(block_start, block_io_start)
 {
 	u64 request = ARG(0);
@@ -82,15 +91,20 @@ RAW_HOOK(block_bio_start, block_getrq)
 	return 0;
 }
 
-/* A request that never was a bio is first heard of here; its time of allocation is known. */
+/*
+ * A request that never was a bio is first heard of here; its time of allocation is known. That is
+ * a flush, which the block layer makes for all that wait for one, and without block_io_start a
+ * passthrough command.
+ */
 inline_always void block_issued_first(u64 request)
 {
 	u32 index = block_request_index(request), flags = READ(request, cmd_flags, request);
-	struct kv_request *slot = block_find(request, index);
 	u64 allocated_ns = READ(request, start_time_ns, request);
+	struct kv_request *slot;
 
-	if (slot || (flags & 0xff) < KV_PASSTHROUGH)
-		return; /* issued once more, or begun before we were attached */
+	if ((flags & 0xff) != KV_FLUSH &&
+	    (ARGUMENTS(block_io_start) || (flags & 0xff) < KV_PASSTHROUGH))
+		return; /* begun before we were attached, or of another device */
 	block_begin(request, index, kv_request_disk(request), flags);
 	slot = block_find(request, index);
 	if (slot && allocated_ns)
@@ -100,11 +114,12 @@ inline_always void block_issued_first(u64 request)
 RAW_HOOK(block_issue, block_rq_issue)
 {
 	u64 request = ARG(0);
-	struct kv_request *slot;
+	struct kv_request *slot = block_submitted(request);
 
-	if (!ARGUMENTS(block_io_start) && !block_adopt(request))
+	if (unlikely_true(!slot)) {
 		block_issued_first(request);
-	slot = block_find(request, block_request_index(request));
+		slot = block_find(request, block_request_index(request));
+	}
 	if (slot)
 		slot->issued_ns = bpf_ktime_get_ns();
 	return 0;

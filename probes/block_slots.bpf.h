@@ -15,6 +15,7 @@
 
 enum {
 	KV_SLOTS = 65536,
+	KV_FLUSH = 2,	    /* REQ_OP_FLUSH */
 	KV_PASSTHROUGH = 34, /* REQ_OP_DRV_IN: this operation and those above it have no bio event */
 	KV_IN_FRONT = 16,   /* bios merged in front of the one that began a request */
 	KV_WORKER_KIND = sizeof("kworker/") - 1, /* then u, or the number of its CPU */

@@ -7,6 +7,23 @@
 
 #include "nvme.bpf.h"
 
+struct rb_root {
+	struct rb_node *rb_node;
+} KERNEL_STRUCT;
+
+struct tcp_sock {
+	u32 rcv_nxt;
+	struct rb_root out_of_order_queue;
+} KERNEL_STRUCT;
+
+struct tcp_skb_cb {
+	u32 seq;
+} KERNEL_STRUCT;
+
+struct sk_buff {
+	char cb[48];
+} KERNEL_STRUCT;
+
 struct bio_list {
 	struct bio *head;
 } KERNEL_STRUCT;
@@ -29,6 +46,7 @@ enum {
 	FABRIC_REQUEUE = 9,
 	FABRIC_PATH_LOST = 10,
 	FABRIC_PATH_LIVE = 11,
+	FABRIC_RECEIVE_GAP = 12,
 	FABRIC_NO_QUEUE = 0xffff,
 };
 
@@ -84,6 +102,22 @@ RAW_HOOK(fabric_sent_again, tcp_retransmit_skb, nvme_tcp)
 
 	if (queue)
 		fabric_of_queue(FABRIC_RETRANSMIT, queue, 0);
+	return 0;
+}
+
+/* What a target sends is sent again by the target; here it shows as a gap in what arrives. Called
+ * for segments off the fast path; only the first one behind a gap counts. */
+FUNCTION_ENTER(fabric_gap, tcp_data_queue, nvme_tcp)
+{
+	u64 socket = FUNCTION_ARG(0), queue = nvme_tcp_queue_of(socket);
+	s32 ahead;
+
+	if (!queue)
+		return 0;
+	ahead = READ(tcp_skb_cb, seq, ADDRESS(sk_buff, cb, FUNCTION_ARG(1))) -
+		READ(tcp_sock, rcv_nxt, socket);
+	if (ahead > 0 && !READ(rb_root, rb_node, ADDRESS(tcp_sock, out_of_order_queue, socket)))
+		fabric_of_queue(FABRIC_RECEIVE_GAP, queue, 0);
 	return 0;
 }
 

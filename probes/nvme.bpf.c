@@ -155,7 +155,7 @@ inline_always void nvme_set_up_again(struct kv_command *slot, u16 command_id)
 RAW_HOOK(nvme_setup, nvme_setup_cmd, nvme_core)
 {
 	u64 request = ARG(0), controller, operations, command;
-	struct kv_request *known = block_known(request);
+	struct kv_request *known = block_submitted(request);
 	u32 index = block_request_index(request);
 	struct kv_command *slot, spilled;
 
