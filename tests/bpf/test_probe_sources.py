@@ -38,7 +38,7 @@ def test_each_probe_compiles_alone_without_warnings(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", PROBES)
 @pytest.mark.parametrize("bcc", [False, True])
 def test_what_is_declared_is_found(name: str, bcc: bool) -> None:
-    probe = catalog.choose([name])[0]
+    probe = catalog.available()[name]
     source = compose([probe], bcc=bcc)
     text = "".join(path.read_text() for path in files_of(probe))
     mine = [hook for hook in source.hooks if hook.probe == name]
@@ -58,7 +58,7 @@ _HOOKS = ("RAW_HOOK", "SYSCALL_ENTER", "SYSCALL_EXIT", "FUNCTION_ENTER", "FUNCTI
 
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_says_what_is_hidden_where_an_event_is_missing(name: str) -> None:
-    probe = catalog.choose([name])[0]
+    probe = catalog.available()[name]
     source = compose([probe], bcc=False)
     events = {hook.event for hook in source.hooks if hook.probe == name}
     symbols = {symbol for kind, symbol in source.constants if kind == "symbol"}
