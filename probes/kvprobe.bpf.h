@@ -231,8 +231,20 @@ struct user_pt_regs { /* arm64: how its struct pt_regs begins */
 	SEC("kretprobe/" #function) int program(struct pt_regs *ctx)
 #define FUNCTION_ARG(n) KV_REGISTER(n, KV_ARGUMENT_##n)
 #define FUNCTION_RESULT KV_REGISTER(0, ax)
+/* The compiler must not make one load of two: the verifier wants constant offsets from ctx. */
+#define KV_LOADED(value, which) asm volatile("" : "+r"(value) : "i"(which))
 #define KV_REGISTER(arm64, x86_64)                                                             \
-	((u64)(HAS_TYPE(user_pt_regs) ? ((struct user_pt_regs *)ctx)->regs[arm64] : ctx->x86_64))
+	({                                                                                     \
+		u64 kv_register;                                                               \
+		if (HAS_TYPE(user_pt_regs)) {                                                  \
+			kv_register = ((struct user_pt_regs *)ctx)->regs[arm64];               \
+			KV_LOADED(kv_register, 0);                                             \
+		} else {                                                                       \
+			kv_register = ctx->x86_64;                                             \
+			KV_LOADED(kv_register, 1);                                             \
+		}                                                                              \
+		kv_register;                                                                   \
+	})
 #define KV_ARGUMENT_0 di
 #define KV_ARGUMENT_1 si
 #define KV_ARGUMENT_2 dx
