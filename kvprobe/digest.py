@@ -204,6 +204,40 @@ def attribution_class(row: Any) -> str | None:
     return best if shares[best] > 0 else None
 
 
+SEGMENT_NAMES = {
+    "driver": "driver queueing",
+    "wire_and_target": "wire + target",
+    "receive": "receive",
+    "completion": "completion",
+}
+"""Segments of a command's time by their name in the document."""
+
+
+PATH_EVENTS = (
+    ("failovers", "failovers"),
+    ("retransmits", "segments sent again"),
+    ("congestion_events", "congestion events"),
+    ("reconnects", "reconnects"),
+    ("timeouts", "timeouts"),
+    ("send_waits", "waits for send space"),
+)
+"""What happens on an NVMe path: key, name."""
+
+
+def segment_name(segment: Any) -> str:
+    """A segment in words; merged ones in brackets."""
+    parts = pick(segment, "parts")
+    known = [str(part) for part in parts] if isinstance(parts, list) else []
+    words = [SEGMENT_NAMES.get(part, printable(part)) for part in known]
+    return f"[{' + '.join(words)}]" if len(words) > 1 else "".join(words) or "unknown"
+
+
+def queue_name(queue: Any) -> str:
+    """A queue pair of a controller, or a hardware queue of the block layer."""
+    controller, index = label(queue, "controller"), label(queue, "queue") or "?"
+    return f"hw {index}" if controller is None else f"nvme{controller} q{index}"
+
+
 def losses(document: Document) -> list[tuple[str, int, int, int]]:
     """Tables that are not whole, as ``(table, rows, lost, thinned)``."""
     tables = pick(document, "losses")

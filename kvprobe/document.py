@@ -16,7 +16,7 @@ from kvprobe import content, engines
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
-from kvprobe.correlator.ledger import BreakEven, DeviceAccount
+from kvprobe.correlator.ledger import BreakEven, DeviceAccount, Latency, Load, PathAccount
 from kvprobe.correlator.timeline import timeline
 from kvprobe.findings import detect_all
 from kvprobe.model import (
@@ -64,13 +64,15 @@ def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] =
     ]
     return Facts(
         engine=ledger.engine,
-        device=device.facts if device else None,
+        # Under native multipath settings are made at the disk that is mounted.
+        device=(device.head_facts or device.facts) if device else None,
         restore=ledger.restore,
         surface=cells,
         settings=_settings(manifest.engine_name, ledger.engine),
         break_even_tokens=ledger.break_even.tokens,
         queue_ns_per_restore=_spread(waits),
         recompute_ns_per_token=_marginal_recompute_ns(ledger),
+        paths=tuple(d.path.facts for d in ledger.kv_devices if d.path),
     )
 
 
@@ -266,7 +268,24 @@ def _device(device: DeviceAccount) -> Document:
         "name": device.facts.name,
         "transport": device.facts.transport,
         "facts": asdict(device.facts),
-        "queues": [],
+        "head": device.head,
+        "path": _path(device.path),
+        "load": _load(device.load) if device.load else None,
+        "queues": [
+            {
+                "controller": queue.controller,
+                "queue": queue.queue,
+                **_load(queue.load),
+                "queue_size": queue.queue_size,
+                "waiting_depth": queue.waiting_depth,
+                "idle_while_waiting_share": queue.idle_while_waiting_share,
+                "full_while_waiting_share": queue.full_while_waiting_share,
+            }
+            for queue in device.queues
+        ],
+        "segments": [asdict(segment) for segment in device.segments],
+        "counted_from": device.counted_from,
+        "lost_share": device.lost_share,
         "depth": {
             "mean": device.mean_depth,
             "p99": device.p99_depth,
@@ -287,11 +306,27 @@ def _device(device: DeviceAccount) -> Document:
     }
 
 
+def _path(path: PathAccount | None) -> Document | None:
+    if path is None:
+        return None
+    events = asdict(path.events) if path.events else None
+    return {**asdict(path.facts), "names": path.names, "events": events}
+
+
+def _load(load: Load) -> Document:
+    return {**asdict(load), "latency": _latency(load.latency)}
+
+
+def _latency(latency: Latency | None) -> Document:
+    unknown = {"median_ns": None, "p95_ns": None, "p99_ns": None, "n": 0}
+    return asdict(latency) if latency else unknown
+
+
 def _add_timelines(document: Document, ledger: Ledger, tables: Tables) -> None:
     """Give each device its course over the window, from the in-kernel sums."""
     depth, histogram = tables.frame("depth"), tables.frame("histogram")
     for shown, device in zip(document["devices"], ledger.devices, strict=True):
-        points = timeline(depth, histogram, device.facts.device)
+        points = timeline(depth, histogram, device.numbers)
         shown["timeline"] = _plain([asdict(point) for point in points])
 
 

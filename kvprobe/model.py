@@ -29,8 +29,9 @@ class Filters:
     """What the kernel keeps; everything else is dropped before a record is reserved.
 
     ``tgids`` includes descendants born later. ``device`` is the kernel's dev_t
-    (major << 20 | minor). ``root`` is an absolute directory. Empty means "all". ``min_latency_ns``
-    and ``keep_one_in`` are for block rows only.
+    (major << 20 | minor); a native multipath disk stands for the hidden disks of its paths.
+    ``root`` is an absolute directory. Empty means "all". ``min_latency_ns`` is for block rows only,
+    ``keep_one_in`` for block rows and the NVMe commands of the same requests.
     """
 
     tgids: tuple[int, ...] = ()
@@ -331,6 +332,8 @@ class Facts:
     """How long restoring requests waited in the engine's queue before the first read."""
     recompute_ns_per_token: float | None = None
     """Marginal cost of prefilling one more token behind a typical restored prefix."""
+    paths: tuple[NvmePath, ...] = ()
+    """The NVMe paths that serve the KV cache; several under native multipath."""
 
 
 @dataclass(frozen=True)

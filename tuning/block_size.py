@@ -1,8 +1,10 @@
-"""A larger unit of storage, where the fixed cost of each read dominates."""
+"""A larger unit where the fixed cost of each read dominates; larger commands where it is cut."""
 
+import math
 from collections.abc import Sequence
 
 from kvprobe.api import (
+    Effect,
     Facts,
     Finding,
     Proposal,
@@ -28,14 +30,31 @@ ALIGNMENT_BYTES = 4096
 KNOB = "unit_bytes"
 
 
+LIMIT = "the limit that does it: max_sectors_kb of "
+"""Evidence of split_requests that names the setting, followed by the disk."""
+PIECES = "commands a read, mean"
+USUAL_LIMIT_BYTES = 1280 << 10
+"""The kernel's default up to 6.16: a size that drives and targets are used to."""
+
+
 def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
+    """A larger unit for small ones, a larger limit for reads that a setting cuts."""
+    proposals: list[Proposal] = []
+    for finding in findings:
+        if finding.slug == "split_requests":
+            proposals += _larger_limit(finding, facts)
+        elif finding.slug == "small_blocks":
+            proposals += _larger_unit(finding, facts)
+    return proposals
+
+
+def _larger_unit(finding: Finding, facts: Facts) -> list[Proposal]:
     """The smallest unit within a tenth of the best measured cost, a power of two of the present.
 
     Cost is the predicted restore and the prefill of the tokens that a larger unit no longer
     matches, where the price of a token is known. Without it the bound on the lost share rules.
     """
-    finding = next((f for f in findings if f.slug in TUNER.answers), None)
-    if finding is None or facts.restore is None or facts.restore.n <= 0 or facts.restore.ops <= 0:
+    if facts.restore is None or facts.restore.n <= 0 or facts.restore.ops <= 0:
         return []
     candidates = _candidates(facts)
     costs = {
@@ -78,6 +97,40 @@ def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
     ]
 
 
+def _larger_limit(finding: Finding, facts: Facts) -> list[Proposal]:
+    """The limit of the disk that cuts, up to the kernel's usual one; commands fall by counting."""
+    named = next((e for e in finding.evidence if e.metric.startswith(LIMIT)), None)
+    pieces = next((e.value for e in finding.evidence if e.metric == PIECES), None)
+    if named is None or not named.value or not pieces:
+        return []
+    disk, now = named.metric.removeprefix(LIMIT), round(named.value)
+    wanted = min(max(now, USUAL_LIMIT_BYTES), math.ceil(pieces) * now) >> 10 << 10
+    if wanted <= now:
+        return []
+    file = f"/sys/block/{disk}/queue/max_sectors_kb"
+    change = max(now / wanted, 1 / pieces) - 1
+    return [
+        Proposal(
+            slug=TUNER.name,
+            finding=finding.slug,
+            knob="max_sectors_kb",
+            target=disk,
+            current=now,
+            proposed=wanted,
+            unit="B",
+            reason=f"a read is {pieces:.0f} commands of {size(now)}; the disk's setting cuts it",
+            effect=Effect("commands_a_read", change, change, 0.0),
+            risk="other readers of the device wait behind longer commands; the write fails above "
+            "max_hw_sectors_kb, and under native multipath the other disks of the path have "
+            "limits of their own",
+            live=True,
+            apply=f"echo {wanted >> 10} > {file}",
+            undo=f"echo {now >> 10} > {file}",
+            give_up="commands a read do not fall, or restores take longer, in an A B B A run",
+        )
+    ]
+
+
 def _unit_now(facts: Facts) -> int:
     assert facts.restore is not None
     known = facts.engine.unit_bytes if facts.engine else None
@@ -116,4 +169,4 @@ def _measure(finding: Finding, facts: Facts) -> Proposal:
     )
 
 
-TUNER = Tuner("block_size", ("small_blocks",), propose)
+TUNER = Tuner("block_size", ("small_blocks", "split_requests"), propose)

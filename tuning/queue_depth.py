@@ -1,10 +1,13 @@
-"""More reads of one request in flight, where its restores are serial."""
+"""More reads in flight where storage has too little to do, fewer or more room where too much."""
 
+import re
 from collections.abc import Sequence
 
 from kvprobe.api import (
+    Evidence,
     Facts,
     Finding,
+    NvmePath,
     Proposal,
     Tuner,
     duration,
@@ -24,13 +27,37 @@ WORTH_IT = -0.05
 KNOB = "bytes_in_flight"
 
 
+COSTS_NOTHING = 0.05
+"""Predicted growth of the restore up to which fewer reads in flight are proposed."""
+MAX_QUEUE_SIZE = 1024
+"""What a fabrics connection may ask for; the target may grant less."""
+
+# The evidence of the findings that proposals are made from.
+FULL_SIZE = "commands that a queue holds"
+IO_QUEUES = "I/O queues of each controller"
+PROCESSORS = "processors of the host"
+
+
 def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
+    """What the findings call for; more reads in flight are proposed once."""
+    proposals: list[Proposal] = []
+    for finding in findings:
+        if finding.slug == "queue_saturated":
+            proposals += _fewer_reads(finding, facts) or _larger_queue(finding, facts)
+        elif finding.slug == "queue_imbalance":
+            proposals += _both_paths(finding, facts)
+        elif _is_one_queue(finding):
+            proposals += _more_queues(finding, facts)
+    shallow = next((f for f in findings if f.slug in MORE and not _is_one_queue(f)), None)
+    return proposals + (_more_reads(shallow, facts) if shallow else [])
+
+
+def _more_reads(finding: Finding, facts: Facts) -> list[Proposal]:
     """The smallest number of reads in flight within a tenth of the best that was measured.
 
     In bytes, because what a device needs is bytes: with another unit the number changes.
     """
-    finding = next((f for f in findings if f.slug in TUNER.answers), None)
-    if finding is None or facts.restore is None or facts.restore.n <= 0 or facts.restore.ops <= 0:
+    if facts.restore is None or facts.restore.n <= 0 or facts.restore.ops <= 0:
         return []
     costs = {
         depth: then.mid
@@ -70,6 +97,146 @@ def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
     ]
 
 
+def _fewer_reads(finding: Finding, facts: Facts) -> list[Proposal]:
+    """The fewest reads in flight that were measured to serve a restore as well."""
+    if facts.restore is None or facts.restore.n <= 0 or facts.restore.ops <= 0:
+        return []
+    unit, now = _unit_bytes(facts), _reads_now(facts)
+    enough = [
+        (depth, effect)
+        for depth in DEPTHS
+        if depth < now
+        and (effect := restore_effect(facts, reads_in_flight=depth)) is not None
+        and effect.mid <= COSTS_NOTHING
+    ]
+    if not enough:
+        return []
+    depth, effect = enough[0]
+    said = setting(facts, KNOB, depth * unit)
+    return [
+        Proposal(
+            slug=TUNER.name,
+            finding=finding.slug,
+            knob=KNOB,
+            target=_target(facts),
+            current=now * unit,
+            proposed=depth * unit,
+            unit="B",
+            reason=f"queues are full with {now} reads of a request in flight, and the measured "
+            f"rates give the same with {depth}; all else that uses them waits less",
+            effect=effect,
+            risk="a restore is slower where storage is quicker than it was while measured",
+            live=said is not None and said.live,
+            apply=in_words(said, KNOB, depth * unit),
+            undo=in_words(setting(facts, KNOB, now * unit), KNOB, now * unit),
+            give_up=f"the exposed restore grows by more than {share(COSTS_NOTHING)} in an A B B A "
+            "run",
+        )
+    ]
+
+
+def _larger_queue(finding: Finding, facts: Facts) -> list[Proposal]:
+    """Twice the queue size at the next connect; what it gives was not measured."""
+    size_now = _figure(finding.evidence, FULL_SIZE)
+    fabrics = [path for path in facts.paths if path.transport in ("tcp", "rdma")]
+    if size_now is None or not fabrics or size_now >= MAX_QUEUE_SIZE:
+        return []
+    wanted = min(2 * round(size_now), MAX_QUEUE_SIZE)
+    return [
+        _reconnect(
+            finding,
+            fabrics,
+            "queue_size",
+            f"--queue-size={wanted}",
+            (round(size_now), wanted),
+            f"queues of {size_now:.0f} commands are full while restores wait",
+            "more latency and no more rate where the target is the limit; the target may grant "
+            "less",
+        )
+    ]
+
+
+def _more_queues(finding: Finding, facts: Facts) -> list[Proposal]:
+    processors = _figure(finding.evidence, PROCESSORS)
+    fabrics = [path for path in facts.paths if path.transport in ("tcp", "rdma")]
+    if processors is None or not fabrics:
+        return []
+    return [
+        _reconnect(
+            finding,
+            fabrics,
+            "io_queues",
+            f"--nr-io-queues={processors:.0f}",
+            (1, round(processors)),
+            f"one I/O queue carries what {processors:.0f} processors ask for",
+            "more connections at the target, which may grant fewer",
+        )
+    ]
+
+
+def _reconnect(
+    finding: Finding,
+    paths: Sequence[NvmePath],
+    knob: str,
+    option: str,
+    values: tuple[int, int],
+    reason: str,
+    risk: str,
+) -> Proposal:
+    """A change that takes effect when a controller connects."""
+    now, wanted = values
+    return Proposal(
+        slug=TUNER.name,
+        finding=finding.slug,
+        knob=knob,
+        target=", ".join(f"nvme{path.controller}" for path in paths),
+        current=now,
+        proposed=wanted,
+        unit="",
+        reason=reason,
+        risk=f"{risk}; I/O stops while the only path reconnects, so one path at a time",
+        apply=f"nvme disconnect and nvme connect with {option}, one path at a time",
+        undo=f"the same with {option.partition('=')[0]}={now}",
+        give_up=f"the exposed restore falls by less than {share(-WORTH_IT)} in an A B B A run",
+    )
+
+
+def _both_paths(finding: Finding, facts: Facts) -> list[Proposal]:
+    """Another policy of native multipath, where the present one uses one path of several."""
+    policies = {path.iopolicy for path in facts.paths}
+    number = re.match(r"nvme(\d+)n", facts.paths[0].head) if facts.paths else None
+    if len(facts.paths) < 2 or policies != {"numa"} or number is None:
+        return []
+    file = f"/sys/class/nvme-subsystem/nvme-subsys{number[1]}/iopolicy"
+    return [
+        Proposal(
+            slug=TUNER.name,
+            finding=finding.slug,
+            knob="iopolicy",
+            target=facts.paths[0].head,
+            current="numa",
+            proposed="round-robin",
+            unit="",
+            reason=f"numa uses one of {len(facts.paths)} paths on each node; the others stand by",
+            risk="round-robin ignores how loaded a path is: with paths of unlike speed the slow one "
+            "decides (from kernel 6.11 on queue-depth does not); arrays have a policy they want",
+            live=True,
+            apply=f"echo round-robin > {file}",
+            undo=f"echo numa > {file}",
+            give_up=f"the exposed restore falls by less than {share(-WORTH_IT)} in an A B B A run",
+        )
+    ]
+
+
+def _is_one_queue(finding: Finding) -> bool:
+    one = _figure(finding.evidence, IO_QUEUES) == 1
+    return finding.slug == "queue_starved" and one and finding.subject.endswith("one I/O queue")
+
+
+def _figure(evidence: Sequence[Evidence], metric: str) -> float | None:
+    return next((each.value for each in evidence if each.metric == metric), None)
+
+
 def _unit_bytes(facts: Facts) -> int:
     assert facts.restore is not None
     known = facts.engine.unit_bytes if facts.engine else None
@@ -100,4 +267,5 @@ def _measure(finding: Finding, facts: Facts) -> Proposal:
     )
 
 
-TUNER = Tuner("queue_depth", ("serial_restore",), propose)
+MORE = ("serial_restore", "queue_starved")
+TUNER = Tuner("queue_depth", (*MORE, "queue_saturated", "queue_imbalance"), propose)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
-from kvprobe.correlator import intervals, routes, service, spans
+from kvprobe.correlator import intervals, routes, service, spans, storage
 from kvprobe.correlator.attribute import Attribution, attribute
 from kvprobe.correlator.identify import KVFiles, identify
 from kvprobe.correlator.ledger import CLASSES, Account, DeviceAccount, Ledger, Restore
@@ -29,7 +29,8 @@ def correlate(tables: Tables) -> Ledger:
     """
     manifest = tables.manifest
     requests, earlier = _since(tables.frame("requests"), manifest.start_ns)
-    ops, block = tables.frame("ops"), tables.frame("block")
+    stored = storage.gather(tables)
+    ops, block = tables.frame("ops"), stored.block
     lookups = tables.frame("lookups")
     engine = manifest.engine
     unit_tokens = engine.unit_tokens if engine else None
@@ -46,19 +47,16 @@ def correlate(tables: Tables) -> Ledger:
     kv_owner[kv] = np.arange(len(kv))
     kv_block = {**block, "owner": kv_owner[owner]}
     device = _kv_device(kv_block)
+    sisters = stored.paths.sisters(device) if device is not None else ()
     left_out = _rows_left_out(manifest, kv_ops, kv_block)
-    join = _Join(requests, lookups, ops, block, who, owner, device, left_out, manifest.start_ns)
+    join = _Join(requests, lookups, ops, block, who, owner, sisters, left_out, manifest.start_ns)
     accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
     rate = _bytes_per_token(engine, accounts)
     fitted = routes.Routes.fit(accounts)
     accounts = [routes.judge(account, fitted, rate) for account in accounts]
-    devices = service.account_devices(
-        manifest.devices,
-        block,
-        tables.frame("depth"),
-        service.surface(kv_ops),
-        device,
-    )
+    waits = storage.waiting(accounts)
+    cells = service.surface(kv_ops)
+    devices = storage.account_devices(stored, manifest, cells, device, waits)
     return Ledger(
         window_ns=manifest.window_ns,
         engine=engine,
@@ -72,6 +70,12 @@ def correlate(tables: Tables) -> Ledger:
         attributed_bytes=_bytes_by_class(kv_ops),
         ops=kv_ops,
         block=kv_block,
+        commands=stored.commands,
+        fabric=stored.fabric,
+        host=tables.frame("host"),
+        knobs=tables.frame("knobs"),
+        waiting=waits,
+        cpus=manifest.host.cpus,
     )
 
 
@@ -137,12 +141,12 @@ class _Join:
         block: Frame,
         who: Attribution,
         owner: Ints,
-        device: int | None,
+        devices: tuple[int, ...],
         rows_left_out: bool,
         start_ns: int,
     ) -> None:
         self.requests, self.lookups, self.ops, self.block = requests, lookups, ops, block
-        self.who, self.owner, self.device = who, owner, device
+        self.who, self.owner, self.devices = who, owner, devices
         self.rows_left_out, self.start_ns = rows_left_out, start_ns
         op, request, share = who.pairs
         is_read = ops["kind"][op] < OpKind.WRITE
@@ -150,7 +154,8 @@ class _Join:
         self.pairs_of = _Groups(request[is_read])
         self.rows_of = _Groups(owner)
         self.lookups_of = _Groups(who.lookup_request)
-        reading = (block["op"] == 0) & (block["queued_ns"] >= 0) & (block["device"] == device)
+        reading = (block["op"] == 0) & (block["queued_ns"] >= 0)
+        reading &= np.isin(block["device"], devices)
         self.busy = intervals.union(block["queued_ns"][reading], block["done_ns"][reading])
 
     def activity(self, request: int) -> spans.Activity:
@@ -239,7 +244,7 @@ def _attribution(join: _Join, request: int) -> dict[str, float]:
 
 def _idle_before(join: _Join, arrival: int | None, first_read: int | None) -> int | None:
     """Time between arrival and first read in which the KV device had no read outstanding."""
-    if arrival is None or first_read is None or join.device is None:
+    if arrival is None or first_read is None or not join.devices:
         return None
     if first_read <= arrival:
         return 0

@@ -45,6 +45,17 @@ def covered(starts: Ints, ends: Ints, low: int, high: int) -> int:
     return length(*clip(starts, ends, low, high))
 
 
+def covered_below(starts: Ints, ends: Ints, at: Ints) -> Ints:
+    """Length of sorted, disjoint intervals below each of ``at``."""
+    if not len(starts):
+        return np.zeros(len(at), np.int64)
+    before = np.concatenate([[0], np.cumsum(ends - starts)])
+    place = np.searchsorted(starts, at, side="right")
+    last = np.maximum(place - 1, 0)
+    inside = np.maximum(np.minimum(at, ends[last]) - starts[last], 0)
+    return np.where(place > 0, before[last] + inside, 0)
+
+
 def split_by_priority(layers: list[tuple[Ints, Ints]], low: int, high: int) -> list[int]:
     """Give each instant of ``[low, high)`` to the first layer that covers it.
 

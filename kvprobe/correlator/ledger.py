@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from kvprobe.model import (
     Frame,
     Interval,
     Loss,
+    NvmePath,
     RestoreSample,
     ServiceCell,
     Verdict,
@@ -21,6 +22,10 @@ from kvprobe.model import (
 
 CLASSES = ("exact", "thread", "window", "shared", "none")
 """Attribution classes, best first."""
+
+
+def _nothing() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,113 @@ class BreakEven:
 
 
 @dataclass(frozen=True)
+class Latency:
+    """How long commands took, from set-up (or issue) to completion; ``n`` of them."""
+
+    median_ns: float
+    p95_ns: float
+    p99_ns: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """The commands of one queue or one device.
+
+    ``bytes`` are those of reads and writes. ``share`` is of the bytes (of the commands where none
+    has bytes) of all paths of the same head. Depth figures are weighted by time over the window,
+    ``peak_depth`` is the highest; all None where no command has both of its times.
+    """
+
+    commands: int
+    reads: int
+    writes: int
+    bytes: int
+    share: float | None
+    rate_per_s: float | None
+    mean_depth: float | None
+    p99_depth: int | None
+    peak_depth: int | None
+    latency: Latency | None
+
+
+@dataclass(frozen=True)
+class QueueAccount:
+    """One queue pair of a controller; ``controller`` None: a hardware queue of the block layer.
+
+    The last three figures are of the time in which some request waited for its restore, None
+    where none did: the mean depth, the share of it with no command in this queue, the share with
+    ``queue_size`` nearly reached (see ``queues.NEARLY_FULL``).
+    """
+
+    controller: int | None
+    queue: int
+    load: Load
+    queue_size: int | None
+    waiting_depth: float | None = None
+    idle_while_waiting_share: float | None = None
+    full_while_waiting_share: float | None = None
+
+
+SEGMENTS = ("driver", "wire_and_target", "receive", "completion")
+"""Where a command can be, in order: set-up to sent, to first sign of its answer, to the driver's
+completion, to the block layer's."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the commands' time, from set-up to the block layer's completion.
+
+    ``parts`` are neighbours of ``SEGMENTS``; several: the stamps between them are missing, and
+    ``why_merged`` says why. ``share`` is of the summed time of the ``n`` commands that have all
+    stamps that most of them have.
+    """
+
+    parts: tuple[str, ...]
+    total_ns: int
+    share: float
+    median_ns: float
+    p95_ns: float
+    n: int
+    why_merged: str = ""
+
+
+@dataclass(frozen=True)
+class PathEvents:
+    """Rows of the ``fabric`` table that concern one path, by what they mean.
+
+    ``congestion_events`` are the times a connection's congestion control left its open state for
+    CWR, recovery or loss. Events of a connection count for each namespace of its controller.
+    """
+
+    failovers: int
+    retransmits: int
+    congestion_events: int
+    reconnects: int
+    timeouts: int
+    send_waits: int
+
+
+@dataclass(frozen=True)
+class PathAccount:
+    """One way to a namespace. ``names`` are all that its disk had in the window, newest last.
+
+    ``events`` None: the ``fabric`` table was not recorded.
+    """
+
+    facts: NvmePath
+    names: tuple[str, ...]
+    events: PathEvents | None
+
+
+@dataclass(frozen=True)
 class DeviceAccount:
-    """One device over the window. Depth figures are of reads, from in-kernel sums."""
+    """One device over the window. Depth figures are of reads, from in-kernel sums.
+
+    Under native multipath a device is a path, by its key (see ``NvmePath``): under several names
+    and numbers it is one. ``queues``, ``load`` and ``segments`` are from rows of the table
+    ``counted_from``, of which ``lost_share`` were lost or thinned.
+    """
 
     facts: DeviceFacts
     mean_depth: float | None
@@ -132,6 +242,17 @@ class DeviceAccount:
     """Depth by Little's law from the rows over the measured depth; far from 1 is unseen I/O."""
     little_n: int
     surface: tuple[ServiceCell, ...]
+    numbers: tuple[int, ...] = ()
+    """Every dev_t it had in the window."""
+    head: str | None = None
+    """Of an NVMe path the disk that is mounted: its own name, or under native multipath another."""
+    head_facts: DeviceFacts | None = None
+    path: PathAccount | None = None
+    load: Load | None = None
+    queues: tuple[QueueAccount, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    counted_from: str = "block"
+    lost_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -173,6 +294,22 @@ class Ledger:
 
     earlier_requests: int = 0
     """Requests that ended before the window: left out."""
+    commands: Frame = field(default_factory=dict)
+    """Commands with the columns that ``commands.commands`` describes; empty: none were joined."""
+    fabric: Frame = field(default_factory=dict)
+    host: Frame = field(default_factory=dict)
+    knobs: Frame = field(default_factory=dict)
+    waiting: tuple[NDArray[np.int64], NDArray[np.int64]] = field(default_factory=_nothing)
+    """When at least one request waited for its restore: sorted, disjoint starts and ends."""
+    cpus: int | None = None
+
+    @property
+    def kv_devices(self) -> tuple[DeviceAccount, ...]:
+        """The device that served most KV bytes, and the other paths of its head."""
+        first = self.devices[:1]
+        if not first or first[0].head is None:
+            return first
+        return tuple(device for device in self.devices if device.head == first[0].head)
 
     def ops_of(self, account: int) -> NDArray[np.int64]:
         """Indices of the operations attributed to one account, by start time."""

@@ -72,13 +72,7 @@ def _used_bytes(ops: Frame, index: Ints, block: Frame, placed: Ints) -> int:
         base[: len(asked)] + ops["offset"][asked] // page * page,
         base[: len(asked)] + -(-ends // page) * page,
     )
-    before = np.concatenate([[0], np.cumsum(wanted[1] - wanted[0])])
-
-    def covered_below(x: Ints) -> Ints:
-        i = np.searchsorted(wanted[0], x, side="right")
-        inside = np.minimum(x, wanted[1][np.maximum(i - 1, 0)]) - wanted[0][np.maximum(i - 1, 0)]
-        return np.where(i > 0, before[np.maximum(i - 1, 0)] + np.maximum(inside, 0), 0)
-
     low = base[len(asked) :] + block["offset"][placed]
     high = base[len(asked) :] + stop
-    return int((covered_below(high) - covered_below(low)).sum()) if len(wanted[0]) else 0
+    below = intervals.covered_below
+    return int((below(*wanted, high) - below(*wanted, low)).sum())

@@ -81,22 +81,13 @@ def account_devices(
     cells: tuple[ServiceCell, ...],
     kv_device: int | None,
 ) -> tuple[DeviceAccount, ...]:
-    """One account per device with rows in the window, the KV device first.
+    """One account for each of ``devices``, the KV device first.
 
-    In-kernel sums cover all devices; those without a row are what the filters left out, and are
-    shown only when no device has rows. ``cells`` belong to ``kv_device``, the device most KV reads
-    came from.
+    ``cells`` belong to ``kv_device``, the device most KV reads came from.
     """
-    seen = np.unique(block["device"] if len(block["device"]) else depth["device"]).tolist()
-    facts = {f.device: f for f in devices}
     accounts = [
-        _account(
-            facts.get(d, DeviceFacts(d, f"{d >> 20}:{d & 0xFFFFF}", "unknown")),
-            block,
-            depth,
-            cells if d == kv_device else (),
-        )
-        for d in seen
+        _account(facts, block, depth, cells if facts.device == kv_device else ())
+        for facts in devices
     ]
     return tuple(sorted(accounts, key=lambda a: (a.facts.device != kv_device, a.facts.name)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,17 +37,17 @@ class TimelinePoint:
 
 
 def timeline(
-    depth: Frame, histogram: Frame, device: int, points: int = POINTS
+    depth: Frame, histogram: Frame, devices: Sequence[int], points: int = POINTS
 ) -> tuple[TimelinePoint, ...]:
     """The device over the window, oldest first.
 
     Args:
         depth: the ``depth`` table.
         histogram: the ``histogram`` table.
-        device: the kernel's dev_t.
+        devices: every dev_t that the device had.
         points: how many at most.
     """
-    depth, histogram = _of(depth, device), _of(histogram, device)
+    depth, histogram = _of(depth, devices), _of(histogram, devices)
     ends = np.unique(np.concatenate([depth["end_ns"], histogram["end_ns"]]))
     if not len(ends):
         return ()
@@ -62,8 +63,8 @@ def timeline(
     return tuple(found)
 
 
-def _of(frame: Frame, device: int) -> Frame:
-    return _where(frame, frame["device"] == device)
+def _of(frame: Frame, devices: Sequence[int]) -> Frame:
+    return _where(frame, np.isin(frame["device"], list(devices)))
 
 
 def _where(frame: Frame, mask: NDArray[np.bool_]) -> Frame:

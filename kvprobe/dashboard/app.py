@@ -13,7 +13,13 @@ from textual.widgets import DataTable, Footer, Static
 
 from kvprobe.dashboard import panels
 from kvprobe.dashboard.feed import Feed, Snapshot
-from kvprobe.dashboard.screens import FindingsPage, Playbook, help_page, request_page
+from kvprobe.dashboard.screens import (
+    DevicesPage,
+    FindingsPage,
+    Playbook,
+    help_page,
+    request_page,
+)
 from kvprobe.dashboard.table import MOST_ROWS, ORDERS, Column, Moment, cells, columns_for, ordered
 from kvprobe.digest import label, rows
 
@@ -44,6 +50,7 @@ class Dashboard(App[None]):
         Binding("ctrl+c", "quit", "quit", show=False, priority=True),
         Binding("space", "hold", "hold"),
         Binding("s", "order", "sort"),
+        Binding("d", "devices", "devices"),
         Binding("f", "findings", "findings"),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("plus,equals_sign", "speed(1)", "faster", show=False),
@@ -134,6 +141,8 @@ class Dashboard(App[None]):
         ):
             size = self.query_one(name).content_size
             self._put(name, text(snapshot.document, size.width, size.height))
+        if isinstance(self.screen, DevicesPage):
+            self.screen.take(snapshot.document)
 
     def _put(self, name: str, text: Any, *, show: bool = True) -> None:
         static = self.query_one(name, Static)
@@ -224,6 +233,10 @@ class Dashboard(App[None]):
             if wanted is not None and str(label(row, "id")) == wanted:
                 self.push_screen(request_page(row))
                 return
+
+    def action_devices(self) -> None:
+        """The devices with their paths and queues."""
+        self.push_screen(DevicesPage(self.snapshot.document or {}))
 
     def action_findings(self) -> None:
         """The findings with evidence and playbooks."""

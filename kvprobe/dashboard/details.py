@@ -29,7 +29,7 @@ def request_text(row: Any, width: int) -> RenderableType:
             ("computed", "computed"),
         )
     )
-    facts = _pairs(
+    facts = pairs(
         [
             ("TTFT", Text(units.duration(number(row, "ttft_ns")), "bold")),
             ("verdict", Text.assemble(verdict(row), "  gain ", gain(row))),
@@ -41,12 +41,12 @@ def request_text(row: Any, width: int) -> RenderableType:
     return Group(facts, Text(""), *_spans(row, width), Text(""), *_restore(row, width))
 
 
-def _pairs(pairs: Iterable[tuple[str, str | Text]]) -> Table:
+def pairs(named: Iterable[tuple[str, str | Text]]) -> Table:
     """Names and texts; a long text wraps under itself."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
-    for name, text in pairs:
+    for name, text in named:
         grid.add_row(name, Text(text) if isinstance(text, str) else text)
     return grid
 
@@ -101,17 +101,17 @@ def finding_text(document: Document, finding: Any) -> RenderableType:
     head = Text.assemble((f"{name}: {slug}", SEVERITY_STYLES.get(name, "")))
     if subject := label(finding, "subject"):
         head.append(f" on {subject}", "none")
-    pairs: list[tuple[str, str | Text]] = []
-    pairs.append(("confidence", units.fixed(number(finding, "confidence"))))
+    said: list[tuple[str, str | Text]] = []
+    said.append(("confidence", units.fixed(number(finding, "confidence"))))
     for row in rows(finding, "evidence"):
         value = units.quantity(number(row, "value"), label(row, "unit"))
         n = units.count(number(row, "n"))
-        pairs.append(("evidence", f"{label(row, 'metric') or '?'}: {value} (n={n})"))
-    pairs.append(("would disprove", label(finding, "would_disprove") or units.UNKNOWN))
+        said.append(("evidence", f"{label(row, 'metric') or '?'}: {value} (n={n})"))
+    said.append(("would disprove", label(finding, "would_disprove") or units.UNKNOWN))
     for proposal in rows(document, "proposals"):
         if label(proposal, "finding") == slug:
-            pairs.append(("proposal", _proposal(proposal)))
-    return Group(head, _pairs(pairs))
+            said.append(("proposal", _proposal(proposal)))
+    return Group(head, pairs(said))
 
 
 def _proposal(proposal: Any) -> str:
@@ -139,6 +139,7 @@ def help_text() -> RenderableType:
     keys = [
         ("Enter", "the request's whole story"),
         ("f", "findings with evidence, proposals and playbooks"),
+        ("d", "devices: paths, where commands' time goes, each queue"),
         ("s", "next order; a click on a heading sorts by it"),
         ("space", "hold the screen; a replay halts, a live source goes on"),
         ("+ - r", "a replay faster, slower, from the start"),
@@ -156,8 +157,8 @@ def help_text() -> RenderableType:
     ]
     return Group(
         Text("Keys", "bold"),
-        _pairs(keys),
+        pairs(keys),
         Text("\nColumns", "bold"),
-        _pairs(columns),
+        pairs(columns),
         Text("\nUnknown is ?, never 0. The same figures: kvprobe report", "dim"),
     )

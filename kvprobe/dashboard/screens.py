@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 
 from kvprobe import digest
 from kvprobe.dashboard.details import finding_text, help_text, request_text
+from kvprobe.dashboard.device import device_text, device_title
 from kvprobe.dashboard.panels import SEVERITY_STYLES
 from kvprobe.digest import label, rows
 
@@ -73,6 +74,62 @@ def request_page(row: Mapping[str, Any]) -> TextPage:
 def help_page() -> TextPage:
     """The keys and what the columns mean."""
     return TextPage("help", lambda _: help_text())
+
+
+class DevicesPage(Page):
+    """The devices above, the chosen one with its queues below; goes on with the screen."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._devices = rows(document, "devices")
+        self._chosen: str | None = None
+
+    def compose(self) -> ComposeResult:
+        """The list and the text."""
+        with Vertical(classes="frame") as frame:
+            frame.border_title = "devices"
+            frame.border_subtitle = "up/down chooses, Tab then scrolls, Esc closes"
+            yield OptionList()
+            with VerticalScroll(id="device"):
+                yield Static(id="text")
+
+    def on_mount(self) -> None:
+        """Show the device that serves the KV cache, which is the first."""
+        self._list()
+
+    def take(self, document: Mapping[str, Any] | None) -> None:
+        """Show a newer document; the chosen device stays chosen."""
+        self._devices = rows(document, "devices")
+        self._list()
+
+    def _list(self) -> None:
+        choice = self.query_one(OptionList)
+        names = [label(item, "name") for item in self._devices]
+        if self._chosen not in names:
+            self._chosen = names[0] if names else None
+        width = max(40, choice.size.width - 4)
+        choice.clear_options()
+        choice.add_options([Option(device_title(item, width)) for item in self._devices])
+        choice.display = bool(self._devices)
+        if self._devices:
+            choice.highlighted = names.index(self._chosen)
+        self._show()
+
+    def _show(self) -> None:
+        item = next((d for d in self._devices if label(d, "name") == self._chosen), None)
+        width = self.query_one("#device", VerticalScroll).scrollable_content_region.width
+        text = device_text(item, max(40, width)) if item is not None else "No device was seen."
+        self.query_one("#text", Static).update(text)
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Show the device under the cursor."""
+        if event.option_index < len(self._devices):
+            self._chosen = label(self._devices[event.option_index], "name")
+            self._show()
+
+    def on_resize(self) -> None:
+        """Draw for the width of now."""
+        self._list()
 
 
 class FindingsPage(Page):

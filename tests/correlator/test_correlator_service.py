@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvprobe.capture.manifest import Clock, Manifest
 from kvprobe.capture.tables import FixedTables
 from kvprobe.correlator import correlate, service
 from kvprobe.correlator.ledger import DeviceAccount
 from kvprobe.model import DeviceFacts, Frame, Loss
 from kvprobe.schema import TABLES, OpKind
-from tests.correlator.rows import DISK, block, frame, op
+from tests.correlator.rows import DISK, block, frame, op, opened
 from tests.correlator.simulate import DEVICE, Node
 
 Rows = list[dict[str, Any]]
@@ -108,7 +109,8 @@ def requests_of_a_disk(n: int = 211) -> Rows:
 
 
 def devices(rows: Rows, depth: Frame) -> tuple[DeviceAccount, ...]:
-    return service.account_devices((), frame("block", rows), depth, (), DISK)
+    facts = [DeviceFacts(DISK, "loop3", "loop")]
+    return service.account_devices(facts, frame("block", rows), depth, (), DISK)
 
 
 def test_littles_law_holds_when_every_row_is_there_and_not_when_some_are_missing() -> None:
@@ -148,9 +150,12 @@ def test_counts_bytes_and_latency() -> None:
 
 
 def test_the_device_of_the_cache_comes_first_and_the_unknown_has_a_name() -> None:
-    rows = [block(10, 20, device=1 << 20), *requests_of_a_disk()]
-    facts = (DeviceFacts(DISK, "loop3", "loop"),)
-    found = service.account_devices(facts, frame("block", rows), frame("depth", []), (), DISK)
+    rows = [op(5, 40), op(50, 90), op(100, 150)]
+    blocks = [block(10, 20, device=1 << 20, inode=8), block(10, 30), block(60, 80)]
+    lookups = [opened("/kv/a.bin", 1, 7)]
+    frames = {"ops": rows, "block": blocks, "lookups": lookups}
+    manifest = Manifest("t", "c", 0, 200, Clock(0), devices=(DeviceFacts(DISK, "loop3", "loop"),))
+    found = correlate(FixedTables(manifest, {n: frame(n, r) for n, r in frames.items()})).devices
     assert [d.facts.name for d in found] == ["loop3", "1:0"]
     assert found[1].read_bytes == 4096
 

@@ -53,7 +53,7 @@ def test_rates_depth_and_quantiles_of_one_second() -> None:
                 (5, 1, 50, 60, 7, 7919),
             ]
         ),
-        DEVICE,
+        (DEVICE,),
     )
     assert (point.start_ns, point.end_ns) == (5 * SECOND, 6 * SECOND)
     assert point.depth_mean == pytest.approx(2 * 3 / 4)  # of reads: the write does not count
@@ -66,7 +66,7 @@ def test_rates_depth_and_quantiles_of_one_second() -> None:
 
 def test_seconds_stay_apart_and_unknown_stays_unknown() -> None:
     quiet = [(at, 0, 0, SECOND) for at in range(3)]
-    points = timeline(depth(quiet), histogram([(1, 0, 10, 20, 3, 300)]), DEVICE)
+    points = timeline(depth(quiet), histogram([(1, 0, 10, 20, 3, 300)]), (DEVICE,))
     assert [point.reads for point in points] == [0, 3, 0]
     assert points[0].read_p99_ns is None
     assert [point.depth_mean for point in points] == [0, 0, 0]
@@ -74,7 +74,7 @@ def test_seconds_stay_apart_and_unknown_stays_unknown() -> None:
 
 def test_nothing_of_this_device() -> None:
     other = depth([(1, 0, 1, SECOND)], OTHER)
-    assert timeline(other, empty_frame(TABLES["histogram"]), DEVICE) == ()
+    assert timeline(other, empty_frame(TABLES["histogram"]), (DEVICE,)) == ()
 
 
 @pytest.mark.parametrize("seconds", [1, 59, 60, 61, 211])
@@ -82,7 +82,8 @@ def test_many_seconds_are_merged_and_lose_nothing(seconds: int) -> None:
     rng = np.random.default_rng(seconds)
     counts = rng.integers(1, 1000, seconds).tolist()
     rows = [(at, 0, 10, 20, count, count * 4096) for at, count in enumerate(counts)]
-    points = timeline(depth([(at, 0, 1, SECOND) for at in range(seconds)]), histogram(rows), DEVICE)
+    each = depth([(at, 0, 1, SECOND) for at in range(seconds)])
+    points = timeline(each, histogram(rows), (DEVICE,))
     assert len(points) == min(60, seconds)
     assert sum(point.reads for point in points) == sum(counts)
     moved = sum(p.read_bytes_per_s * (p.end_ns - p.start_ns) / SECOND for p in points)

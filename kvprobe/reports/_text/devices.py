@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from kvprobe import bars, digest, units
 from kvprobe.digest import Document, label, number, pick, rows
+from kvprobe.reports._text import commands
 from kvprobe.reports._text.page import Column, Page, heading, labelled, paragraph, table
 
 
@@ -19,12 +20,14 @@ def devices(document: Document, page: Page) -> Iterator[RenderableType]:
         yield heading("Devices")
         yield paragraph("No block device was seen.")
     for item in items:
-        transport = label(item, "transport")
+        transport, head = label(item, "transport"), label(item, "head")
+        name = label(item, "name") or units.UNKNOWN
+        note = f"transport {transport or units.UNKNOWN}"
         yield heading(
-            f"Device {label(item, 'name') or units.UNKNOWN}",
-            f"transport {transport or units.UNKNOWN}",
+            f"Device {name}", f"path to {head}, {note}" if head and head != name else note
         )
-        yield labelled(list(_lines(document, item, page)))
+        yield labelled([*_lines(document, item, page), *commands.lines(item)])
+        yield from commands.queue_table(item, page)
         surface = rows(item, "surface")
         if surface:
             yield table(page, _surface_columns(), surface)
@@ -50,12 +53,6 @@ def _lines(document: Document, item: Any, page: Page) -> Iterator[tuple[str, str
         )
         n = units.count(number(latency, "n"))
         yield "read latency", f"p5 {low}, median {mid}, p95 {high} (n={n})"
-    queues = rows(item, "queues")
-    if len(queues) > 1:
-        loads = [number(queue, "requests") or 0 for queue in queues]
-        busiest, whole = max(loads), sum(loads)
-        share = units.share(busiest / whole if whole else None)
-        yield "hardware queues", f"{len(queues)}; the busiest carried {share} of the requests"
     yield from _courses(item, page)
     yield "Little's law", _little(pick(item, "little_check"))
 

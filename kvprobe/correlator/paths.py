@@ -1,0 +1,139 @@
+"""Which device a row belongs to, where names and numbers change while the recording runs.
+
+Under native multipath a row carries the hidden disk of a path. A controller that reconnects may
+come back with another disk name and another number; NQN, address and namespace id stay. So rows
+are counted under one number for each of these keys: the one it had last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvprobe.correlator.ledger import PathAccount, PathEvents
+from kvprobe.model import DeviceFacts, Frame, NvmePath
+from kvprobe.schema import FabricKind
+
+Ints = NDArray[np.int64]
+
+CWR = 2
+"""From this state of a connection's congestion control on it sends less than it may."""
+
+
+class Paths:
+    """The NVMe paths of a recording.
+
+    Args:
+        paths: all that were there at some time, oldest first.
+    """
+
+    def __init__(self, paths: Sequence[NvmePath]) -> None:
+        self._versions: dict[tuple[object, ...], list[NvmePath]] = {}
+        for path in paths:
+            key = path.key if path.address is not None else (path.name,)
+            self._versions.setdefault(key, []).append(path)
+        self._latest = {versions[-1].device: versions for versions in self._versions.values()}
+        self._number = {
+            path.device: versions[-1].device
+            for versions in self._versions.values()
+            for path in versions
+        }
+        # A number that a path gave up may belong to another one now: the controller tells.
+        self._by_controller = {
+            (path.device, path.controller): versions[-1].device
+            for versions in self._versions.values()
+            for path in versions
+        }
+
+    def device_of(self, device: Ints, controller: Ints) -> Ints:
+        """The number under which rows are counted; a device that is no path keeps its own."""
+        pairs, place = np.unique(np.stack([device, controller], axis=1), axis=0, return_inverse=True)
+        numbers = [
+            self._by_controller.get((d, c), self._number.get(d, d)) for d, c in pairs.tolist()
+        ]
+        return np.array(numbers, np.int64)[place.reshape(-1)]
+
+    def numbers(self, device: int) -> tuple[int, ...]:
+        """Every number that this device had."""
+        versions = self._latest.get(device, ())
+        return tuple(dict.fromkeys(path.device for path in versions)) or (device,)
+
+    def head(self, device: int) -> str | None:
+        """The mounted disk of a path; None for what is no NVMe path."""
+        versions = self._latest.get(device)
+        return versions[-1].head if versions else None
+
+    def sisters(self, device: int) -> tuple[int, ...]:
+        """The device and the other paths to its head."""
+        head = self.head(device)
+        others = (d for d, versions in self._latest.items() if versions[-1].head == head)
+        return (device, *(d for d in others if d != device)) if head else (device,)
+
+    def facts(self, device: int, known: Sequence[DeviceFacts]) -> DeviceFacts:
+        """What is known of a device: its own facts, else those of its head under its own name."""
+        versions = self._latest.get(device)
+        own = next((facts for facts in known if facts.device == device), None)
+        if own is not None:
+            return own
+        if versions is None:
+            return DeviceFacts(device, f"{device >> 20}:{device & 0xFFFFF}", "unknown")
+        path = versions[-1]
+        plain = DeviceFacts(device, path.name, f"nvme {path.transport}")
+        head = next((facts for facts in known if facts.name == path.head), None)
+        if head is None:
+            return plain
+        # The head has no requests of its own: limits that it shows are not those of the path.
+        return replace(
+            plain,
+            size_bytes=head.size_bytes,
+            rotational=head.rotational,
+            logical_block_bytes=head.logical_block_bytes,
+            mounts=head.mounts,
+        )
+
+    def account(self, device: int, fabric: Frame, recorded: bool) -> PathAccount | None:
+        """A path with what happened to it; None for what is no NVMe path.
+
+        Args:
+            device: the number it is counted under.
+            fabric: frame of the ``fabric`` table.
+            recorded: whether that table was recorded at all.
+        """
+        versions = self._latest.get(device)
+        if versions is None:
+            return None
+        names = tuple(dict.fromkeys(path.name for path in versions))
+        events = _events(fabric, self.events_of(device, fabric)) if recorded else None
+        return PathAccount(versions[-1], names, events)
+
+    def events_of(self, device: int, fabric: Frame) -> NDArray[np.bool_]:
+        """The rows of ``fabric`` that concern a path: its own, and those of its controller."""
+        versions = self._latest.get(device, [])
+        controllers = [path.controller for path in versions]
+        own = np.isin(fabric["device"], [path.device for path in versions])
+        heads = [path.head_device for path in versions if path.head_device is not None]
+        # A row that names the head, or nothing, belongs to all namespaces of its controller.
+        general = (fabric["device"] < 0) | np.isin(fabric["device"], heads)
+        of_controller = np.isin(fabric["controller"], controllers)
+        named = fabric["controller"] < 0
+        result: NDArray[np.bool_] = (own & (of_controller | named)) | (general & of_controller)
+        return result
+
+
+def _events(fabric: Frame, rows: NDArray[np.bool_]) -> PathEvents:
+    kind, value = fabric["kind"][rows], fabric["value"][rows]
+
+    def count(wanted: FabricKind) -> int:
+        return int((kind == wanted).sum())
+
+    return PathEvents(
+        failovers=count(FabricKind.FAILOVER),
+        retransmits=count(FabricKind.RETRANSMIT),
+        congestion_events=int(((kind == FabricKind.CONGESTION_STATE) & (value >= CWR)).sum()),
+        reconnects=count(FabricKind.RECONNECT),
+        timeouts=count(FabricKind.COMMAND_TIMEOUT),
+        send_waits=count(FabricKind.SEND_SPACE),
+    )

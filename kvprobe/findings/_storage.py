@@ -1,0 +1,94 @@
+"""What detectors of the storage path share: the commands under the KV cache, and what they cost."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvprobe.correlator import intervals, queues
+from kvprobe.correlator.commands import READ
+from kvprobe.correlator.ledger import DeviceAccount, Ledger
+from kvprobe.findings._depth import from_device
+from kvprobe.findings._weigh import Restored, restored, share_of_ttft
+from kvprobe.model import Frame
+from kvprobe.sources.nvme import short_address
+
+Ints = NDArray[np.int64]
+
+MIN_COMMANDS = 30
+"""Fewer say nothing about a distribution."""
+MOST_LOST = 0.01
+"""Share of rows lost or thinned up to which a depth that is counted from rows is trusted: it is
+too low by about that share."""
+DEVICE_BOUND = 0.5
+"""Most of the restores' time passes at the device: what happens there decides."""
+
+
+def kv_commands(ledger: Ledger, only_reads: bool = True) -> Frame:
+    """Commands of the devices that serve the KV cache; empty where none were joined."""
+    rows = ledger.commands
+    if not rows:
+        return {}
+    mine = np.isin(rows["device"], [d.facts.device for d in ledger.kv_devices])
+    if only_reads:
+        mine &= rows["op"] == READ
+    return {name: column[mine] for name, column in rows.items()}
+
+
+def rows_are_whole(ledger: Ledger) -> bool:
+    """Whether hardly a row of the KV devices is missing."""
+    devices = ledger.kv_devices
+    return bool(devices) and all(device.lost_share <= MOST_LOST for device in devices)
+
+
+def restoring(ledger: Ledger) -> list[Restored]:
+    """Requests that restored something from the device."""
+    return from_device(restored(ledger))
+
+
+def waits(requests: list[Restored]) -> tuple[Ints, Ints]:
+    """When at least one of these requests waited for its restore: sorted, disjoint."""
+    spent = [
+        (max(r.account.first_read_ns, r.account.arrival_ns), r.restore.exposed_ns)
+        for r in requests
+        if r.account.first_read_ns is not None
+    ]
+    start, length = np.array(spent, np.int64).reshape(-1, 2).T
+    return intervals.union(start, start + length)
+
+
+def depth_while(ledger: Ledger, rows: Frame, waiting: tuple[Ints, Ints]) -> queues.Depth:
+    """Depth of these commands over the window, and while requests waited."""
+    return queues.depth(rows["start_ns"], rows["done_ns"], ledger.window_ns, waiting)
+
+
+def device_share(requests: list[Restored]) -> float | None:
+    """Share of the exposed restores that passed at the device; None where a part is unknown."""
+    parts = [r.restore.device_ns for r in requests]
+    exposed = sum(r.restore.exposed_ns for r in requests)
+    if None in parts or exposed <= 0:
+        return None
+    return sum(part or 0 for part in parts) / exposed
+
+
+def at_stake(requests: list[Restored], share: float) -> float | None:
+    """A share of the exposed restores as a share of the time to first token."""
+    exposed = sum(r.restore.exposed_ns for r in requests)
+    return share_of_ttft(share * exposed, [r.account for r in requests])
+
+
+def storage_name(ledger: Ledger) -> str:
+    """The disk that is mounted, as a finding's subject."""
+    first = ledger.kv_devices[:1]
+    return (first[0].head or first[0].facts.name) if first else "storage"
+
+
+def path_name(device: DeviceAccount) -> str:
+    """A path by the address that stays, with the disk name of now."""
+    address = short_address(device.path.facts.address) if device.path else None
+    return f"{address} ({device.facts.name})" if address else device.facts.name
+
+
+def queue_name(controller: int | None, queue: int) -> str:
+    """A queue pair as a person names it."""
+    return f"hardware queue {queue}" if controller is None else f"nvme{controller} queue {queue}"

@@ -1,0 +1,151 @@
+"""Storage has next to nothing to do while requests wait for it, or only one queue to do it in.
+
+Two causes, either of which is reported. The commands in flight are far below what storage needs to
+reach its rate, although requests wait: and not because each reads one unit after another, which is
+``serial_restore``. Or the controllers have one I/O queue each, so that one connection and one
+processor carry what several could.
+"""
+
+from __future__ import annotations
+
+from kvprobe.correlator.ledger import Ledger
+from kvprobe.findings import Detector
+from kvprobe.findings._depth import (
+    BUSY_DEPTH,
+    MIN_READS,
+    MIN_SPEED_UP,
+    SERIAL_BYTES_SHARE,
+    UNWITNESSED,
+    measured_speed_up,
+    serial_share,
+)
+from kvprobe.findings._storage import (
+    DEVICE_BOUND,
+    MIN_COMMANDS,
+    at_stake,
+    depth_while,
+    device_share,
+    kv_commands,
+    restoring,
+    rows_are_whole,
+    storage_name,
+    waits,
+)
+from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
+from kvprobe.model import Evidence, Finding
+
+FAR_BELOW = 0.25
+"""Of the depth at which storage is busy: at a quarter of it, it gives about a quarter."""
+LESS_THAN_ITS_READERS = 0.5
+"""Commands in flight for each waiting request below which reading one by one is not all that is
+wrong: something else keeps requests from being served side by side."""
+MOST_SOFTWARE = 0.5
+"""Share of a restore with reads open and nothing below them from which software is the cause:
+``small_blocks`` looks at that."""
+SPREADABLE_DEPTH = 2.0
+"""Commands in flight on one queue from which a second queue had something to carry."""
+
+
+def _detect(ledger: Ledger) -> list[Finding]:
+    requests = [r for r in restoring(ledger) if r.restore.ops >= MIN_READS]
+    rows = kv_commands(ledger)
+    if len(requests) < MIN_REQUESTS or not rows or len(rows["op"]) < MIN_COMMANDS:
+        return []
+    waiting = waits(requests)
+    waited = int((waiting[1] - waiting[0]).sum())
+    over = depth_while(ledger, rows, waiting)
+    depth, idle = over.waiting_mean, over.waiting_share(0, 0)
+    if waited <= 0 or depth is None or idle is None or not rows_are_whole(ledger):
+        return []
+    at_once = sum(r.restore.exposed_ns for r in requests) / waited
+    evidence = [
+        Evidence("commands in flight while restores waited, mean", depth, "", len(rows["op"])),
+        Evidence("share of that time with none in flight", idle, "share", len(requests)),
+        Evidence("requests waiting for restores at once, mean", at_once, "", len(requests)),
+        *_queue_evidence(ledger, requests),
+    ]
+    if _is_shallow(requests, depth, at_once):
+        return _shallow(ledger, requests, depth, evidence)
+    if _queues_of_each(ledger) == 1 and (ledger.cpus or 1) > 1 and depth >= SPREADABLE_DEPTH:
+        return _one_queue(ledger, requests, depth, evidence)
+    return []
+
+
+def _is_shallow(requests: list[Restored], depth: float, at_once: float) -> bool:
+    """Whether storage has far too little to do, for another reason than serial reads."""
+    if depth > FAR_BELOW * BUSY_DEPTH:
+        return False
+    software = [r.restore.software_ns for r in requests]
+    exposed = sum(r.restore.exposed_ns for r in requests)
+    if None in software or sum(part or 0 for part in software) >= MOST_SOFTWARE * exposed:
+        return False
+    serial = serial_share(requests) >= SERIAL_BYTES_SHARE
+    return not serial or depth < LESS_THAN_ITS_READERS * at_once
+
+
+def _shallow(
+    ledger: Ledger, requests: list[Restored], depth: float, evidence: list[Evidence]
+) -> list[Finding]:
+    speed_up, cells = measured_speed_up(ledger)
+    if speed_up is not None and speed_up < MIN_SPEED_UP:
+        return []
+    sure = confidence(len(requests), -depth, -FAR_BELOW * BUSY_DEPTH, 0.0)
+    if speed_up is None:
+        # Without a measured rate at more depth, the depth that storage needs is that of flash.
+        sure *= UNWITNESSED
+        evidence.append(Evidence("depth at which flash is busy", BUSY_DEPTH, "", len(requests)))
+    else:
+        evidence.append(Evidence("measured rate at more depth over now", speed_up, "x", cells))
+    gain = 1 - 1 / speed_up if speed_up else 1 - depth / BUSY_DEPTH
+    return [
+        Finding(
+            slug="queue_starved",
+            severity=severity(at_stake(requests, gain)),
+            confidence=round(sure, 3),
+            subject=storage_name(ledger),
+            evidence=tuple(evidence),
+            would_disprove="a run with twice the reads in flight in which restores are no shorter",
+        )
+    ]
+
+
+def _one_queue(
+    ledger: Ledger, requests: list[Restored], depth: float, evidence: list[Evidence]
+) -> list[Finding]:
+    device = device_share(requests)
+    if device is None or device < DEVICE_BOUND:
+        return []
+    # What more queues give was not measured: half as sure, and no more than they could share.
+    gain = device * (1 - 1 / min(ledger.cpus or 1, depth))
+    sure = confidence(len(requests), depth, SPREADABLE_DEPTH, BUSY_DEPTH) * UNWITNESSED
+    return [
+        Finding(
+            slug="queue_starved",
+            severity=severity(at_stake(requests, gain)),
+            confidence=round(sure, 3),
+            subject=f"{storage_name(ledger)}: one I/O queue",
+            evidence=tuple(evidence),
+            would_disprove="a run after connecting with one I/O queue for each processor in which "
+            "restores are no shorter",
+        )
+    ]
+
+
+def _queues_of_each(ledger: Ledger) -> int | None:
+    """I/O queues of each path's controller, the most of any; None where one is not known."""
+    known = [d.path.facts.io_queues if d.path else None for d in ledger.kv_devices]
+    counts = [count for count in known if count is not None]
+    return max(counts) if counts and len(counts) == len(known) else None
+
+
+def _queue_evidence(ledger: Ledger, requests: list[Restored]) -> list[Evidence]:
+    count = _queues_of_each(ledger)
+    if count is None:
+        return []
+    found = [Evidence("I/O queues of each controller", count, "", len(ledger.kv_devices))]
+    if ledger.cpus is not None:
+        found.append(Evidence("processors of the host", ledger.cpus, "", 1))
+    return found
+
+
+DETECTOR = Detector("queue_starved", "storage has little to do while requests wait", _detect)
