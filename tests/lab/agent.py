@@ -250,9 +250,7 @@ def main() -> int:
         except Exception as error:
             status = 1
             log = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
-            (folder / "error.txt").write_text(
-                f"{error}\n\n{traceback.format_exc()}\n{log[-4000:]}"
-            )
+            (folder / "error.txt").write_text(f"{error}\n\n{traceback.format_exc()}\n{log[-4000:]}")
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     return status
 

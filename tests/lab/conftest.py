@@ -43,5 +43,7 @@ def _boot(kernel: str, jobs: list[str], folder: Path) -> Path:
         outcome = run(kernel, [python, "-m", "tests.lab.agent", *jobs], folder, machine, log)
     if outcome.status not in (0, 1):  # 1: a case failed, its own test says which and why
         log_end = (folder / "agent.log").read_text(errors="replace")[-2000:]
-        pytest.fail(f"guest {kernel}: status {outcome.status}\n{log_end}\n{outcome.console[-4000:]}")
+        pytest.fail(
+            f"guest {kernel}: status {outcome.status}\n{log_end}\n{outcome.console[-4000:]}"
+        )
     return folder

@@ -10,7 +10,6 @@ The exit status is the command's; 124 when the time was up, 125 when the guest d
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -72,7 +71,7 @@ def run(
     series: str,
     command: Sequence[str],
     results: Path,
-    machine: Machine = Machine(),  # noqa: B008  # frozen
+    machine: Machine = Machine(),
     output: int | IO[bytes] | None = None,
 ) -> Outcome:
     """Boot a kernel, run a command in it, wait for its end.
@@ -100,9 +99,7 @@ def run(
     }
     with tempfile.TemporaryDirectory(prefix="kvprobe-guest-") as name:
         work = Path(name)
-        (work / "initramfs").write_bytes(
-            initramfs.build(booted, command, REPOSITORY, variables)
-        )
+        (work / "initramfs").write_bytes(initramfs.build(booted, command, REPOSITORY, variables))
         exit_code = results / initramfs.EXIT_CODE_FILE
         exit_code.unlink(missing_ok=True)
         arguments = _qemu(booted.image, work, results, machine)
@@ -162,8 +159,11 @@ def _wait(arguments: list[str], timeout_s: float, output: int | IO[bytes] | None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.guest", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab.guest",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("kernel", choices=list(SOURCES))
     parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS")
     parser.add_argument("--memory", type=int, default=3072, metavar="MIB")

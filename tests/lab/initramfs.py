@@ -42,6 +42,7 @@ exec switch_root /root /bin/sh /run/guest-init
 """
 
 GUEST_INIT = """#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev

@@ -190,7 +190,9 @@ def _arrange(tree: Path, target: Path) -> None:
     if bzimage is None:
         raise LabError("the package holds no boot/vmlinuz-*")
     release = bzimage.name.removeprefix("vmlinuz-")
-    modules = next(path for path in (tree / "lib/modules", tree / "usr/lib/modules") if path.is_dir())
+    modules = next(
+        path for path in (tree / "lib/modules", tree / "usr/lib/modules") if path.is_dir()
+    )
     target.mkdir()
     (target / "vmlinux").write_bytes(extract_image(bzimage.read_bytes()))
     (target / "lib").mkdir()

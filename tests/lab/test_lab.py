@@ -35,9 +35,7 @@ def test_case(kernel: str, job: str, guest_results: Results) -> None:
 @pytest.mark.lab
 @pytest.mark.parametrize("job", ["compile"])
 @pytest.mark.parametrize("kernel", list(SOURCES))
-def test_every_probe_compiles_from_btf_alone(
-    kernel: str, job: str, guest_results: Results
-) -> None:
+def test_every_probe_compiles_from_btf_alone(kernel: str, job: str, guest_results: Results) -> None:
     folder = guest_results(kernel, job)
     assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
     facts = json.loads((folder / "compile.json").read_text())
