@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvprobe.bpf import attach, bcc_loader, catalog, compose, maps, stubs
+from kvprobe.bpf import attach, bcc_loader, catalog, compose, machine, maps, stubs
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.catalog import Probe
+from kvprobe.bpf.kernel_types import KernelTypes
 from kvprobe.bpf.loaded import Loaded, Plan
 from kvprobe.errors import KvprobeError
 
@@ -88,17 +89,13 @@ def result(loaded: Loaded, index: int) -> int:
 
 
 def test_every_shipped_probe_loads_and_leaves_nothing_here() -> None:
-    source = compose.compose(catalog.choose(None), bcc=True)
-    kernel = Btf.load()
-    programs = [
-        hook.name
-        for hook in source.hooks
-        if hook.kind != "raw" or kernel.tracepoint_args(hook.event) is not None
-    ]
+    probes, _ = machine.present(catalog.choose(None))
+    source = compose.compose(probes, bcc=True)
+    programs = [hook.name for hook in machine.examine(source, probes, Btf.load()).hooks]
     assert programs
     before = len(os.listdir("/proc/self/fd"))
     environment, folder = dict(os.environ), Path.cwd()
-    loaded = bcc_loader.load(source, plan(source, *programs), kernel)
+    loaded = bcc_loader.load(source, plan(source, *programs))
     assert set(loaded.programs) == set(programs)
     assert set(loaded.maps) == {item.name for item in source.maps}
     assert not any(map(os.get_inheritable, (*loaded.programs.values(), *loaded.maps.values())))
@@ -203,7 +200,7 @@ def test_macros_say_what_btf_says(tmp_path: Path) -> None:
     kernel = Btf.load()
     body = "\treturn READ(inode, i_ino, ARG(0)) + TYPE_SIZE(page) + HAS_TYPE(no_such_type);"
     source = composed(tmp_path, "struct page { u64 flags; };\n" + program(body))
-    found = dict(bcc_loader.macros(source, plan(source), kernel))
+    found = dict(bcc_loader.macros(source, plan(source), KernelTypes(kernel)))
     place = kernel.field("inode", "i_ino")
     assert place is not None
     assert found["O_inode_i_ino"] == str(place.offset)

@@ -1,7 +1,10 @@
-"""Both loaders, attached at once to the same events, must tell the same story.
+"""Two loaders, attached at once to the same events, must tell the same story.
 
 Not a comparison of two runs: every event runs both programs, so rows have to be equal one by one,
 and their times may differ only by what one program takes after the other.
+
+What kvprobe does on older kernels is among them: the plain object (before 6.2), and requests that
+begin as bios (before 6.5, without block_io_start) work on any kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import numpy as np
 import pytest
 
 from kvprobe import schema
-from kvprobe.bpf import bcc_loader
+from kvprobe.bpf import bcc_loader, core_object
+from kvprobe.bpf.kernel_types import KernelTypes
 from kvprobe.bpf.session import Session, open_session
 from kvprobe.model import Filters, Rows
 
@@ -28,7 +32,9 @@ pytestmark = [
     ),
 ]
 
-LOADERS = ("core", "bcc")
+CORE = "core"
+OLDER = "plain, without block_io_start"
+OTHERS = ("bcc", "plain", OLDER, "bcc, without block_io_start")
 SLACK_NS = 20_000_000
 """A machine that is busy with other things can take long between two programs of one event."""
 
@@ -65,14 +71,29 @@ for name in (new, new + ".none", "folder/new", "folder/none", path):
 """
 
 
+def opened(variant: str, filters: Filters) -> Session:
+    """A session on a kernel that is said to lack something."""
+    tracepoint_args = KernelTypes.tracepoint_args
+
+    def of_older_kernel(types: KernelTypes, name: str) -> int | None:
+        return None if name == "block_io_start" else tracepoint_args(types, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "plain" in variant:
+            patch.setattr(core_object, "must_be_plain", lambda kernel: True)
+        if "without" in variant:
+            patch.setattr(KernelTypes, "tracepoint_args", of_older_kernel)
+        session = open_session(None, filters, "bcc" if "bcc" in variant else "core")
+    begins = "block_getrq" if "without" in variant else "block_io_start"
+    assert {"block_getrq", "block_io_start"} & set(session.attached["block"]) == {begins}
+    return session
+
+
 @contextmanager
-def both(filters: Filters) -> Iterator[dict[str, Session]]:
+def both(filters: Filters, other: str = "bcc") -> Iterator[dict[str, Session]]:
     with ExitStack() as stack:
-        sessions = {
-            name: stack.enter_context(open_session(None, filters, name)) for name in LOADERS
-        }
-        for name, session in sessions.items():
-            assert session.loader == name
+        sessions = {name: stack.enter_context(opened(name, filters)) for name in (CORE, other)}
+        for session in sessions.values():
             session.poll()  # files that were open before differ only in when they were looked at
         yield sessions
 
@@ -82,24 +103,27 @@ def collect(sessions: dict[str, Session]) -> dict[str, Collected]:
 
 
 def ordered(table: schema.Table, rows: Rows) -> tuple[list[tuple[object, ...]], Rows]:
-    """Rows without their times, sorted, and the rows themselves in the same order."""
-    untimed = [c.name for c in table.columns if not c.name.endswith("_ns")]
+    """Rows without times and identities, sorted, and the rows themselves in the same order."""
+    names = [column.name for column in table.columns]
+    untimed = [name for name in names if not name.endswith("_ns") and name != "request"]
     keys = [tuple(row.tolist()) for row in rows[untimed]]
     order = sorted(range(len(rows)), key=lambda at: (keys[at], tuple(rows[at].tolist())))
     return [keys[at] for at in order], rows[order]
 
 
 def assert_equal(found: dict[str, Collected], table: schema.Table, at_least: int) -> None:
-    (core, core_rows), (bcc, bcc_rows) = (
-        ordered(table, found[name][table.name]) for name in LOADERS
+    (core, core_rows), (other, other_rows) = (
+        ordered(table, rows[table.name]) for rows in found.values()
     )
     assert len(core) >= at_least
-    assert core == bcc
+    assert core == other
+    if "request" in core_rows.dtype.names:  # the kernel's address, behind each session's secret
+        assert len(set((core_rows["request"] ^ other_rows["request"]).tolist())) == 1
     for column in table.columns:
         if column.name.endswith("_ns"):
-            one, other = (r[column.name].astype(np.int64) for r in (core_rows, bcc_rows))
-            assert ((one == 0) == (other == 0)).all(), column.name
-            assert np.abs(one - other).max() < SLACK_NS, column.name
+            one, two = (r[column.name].astype(np.int64) for r in (core_rows, other_rows))
+            assert ((one == 0) == (two == 0)).all(), column.name
+            assert np.abs(one - two).max() < SLACK_NS, column.name
 
 
 def work(loop_fs: LoopFs) -> Path:
@@ -116,35 +140,36 @@ def check(found: dict[str, Collected]) -> None:
     assert_equal(found, schema.LOOKUPS, 15)
 
 
+@pytest.mark.parametrize("other", OTHERS)
 @retry_unseen
-def test_rows_below_a_root(loop_fs: LoopFs) -> None:
-    with both(loop_fs.filters) as sessions:
+def test_rows_below_a_root(loop_fs: LoopFs, other: str) -> None:
+    with both(loop_fs.filters, other) as sessions:
         work(loop_fs)
         check(collect(sessions))
-        assert {name: session.losses() for name, session in sessions.items()} == {
-            name: sessions["core"].losses() for name in LOADERS
-        }
+        assert sessions[other].losses() == sessions[CORE].losses()
 
 
+@pytest.mark.parametrize("other", ["bcc", OLDER])
 @retry_unseen
-def test_rows_of_a_process_and_its_children(loop_fs: LoopFs) -> None:
-    with both(Filters(tgids=(os.getpid(),), device=loop_fs.dev_t)) as sessions:
+def test_rows_of_a_process_and_its_children(loop_fs: LoopFs, other: str) -> None:
+    with both(Filters(tgids=(os.getpid(),), device=loop_fs.dev_t), other) as sessions:
         work(loop_fs)
         check(collect(sessions))
 
 
+@pytest.mark.parametrize("other", ["bcc", OLDER])
 @retry_unseen
-def test_aggregates(loop_fs: LoopFs) -> None:
+def test_aggregates(loop_fs: LoopFs, other: str) -> None:
     """Depth and histogram count requests of the device; latencies may fall into the next bucket."""
     path = loop_fs.file("aggregates")
-    with both(Filters(device=loop_fs.dev_t)) as sessions:
+    with both(Filters(device=loop_fs.dev_t), other) as sessions:
         for session in sessions.values():
             session.aggregates()
         run_fio(path, "--rw=randrw", "--bs=8k", "--direct=1", "--ioengine=libaio", "--iodepth=3")
         drained = collect(sessions)
         found = {name: session.aggregates() for name, session in sessions.items()}
     expected = 16 * MIB // 8192
-    for name in LOADERS:
+    for name in (CORE, other):
         histogram = found[name]["histogram"]
         mine = histogram[histogram["device"] == loop_fs.dev_t]
         assert mine["requests"].sum() >= expected
@@ -158,10 +183,10 @@ def test_aggregates(loop_fs: LoopFs) -> None:
                     for s in sizes
                     for d in (0, 1)
                 ]
-                for part in (found[loader]["histogram"] for loader in LOADERS)
+                for part in (found[loader]["histogram"] for loader in (CORE, other))
             ]
             assert per_size[0] == per_size[1], column
         depth = found[name]["depth"]
         mine = depth[depth["device"] == loop_fs.dev_t]
         assert int(mine["depth"].max()) == int(found["core"]["depth"]["depth"].max())
-    assert len(drained["core"]["block"]) == len(drained["bcc"]["block"])
+    assert len(drained[CORE]["block"]) == len(drained[other]["block"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvprobe.bpf import btf, tracefs
 from kvprobe.bpf.btf import Btf, Field
+from kvprobe.bpf.kernel_types import KernelTypes
 from kvprobe.errors import KvprobeError
 
 pytestmark = pytest.mark.skipif(not btf.VMLINUX.exists(), reason="this kernel exposes no BTF")
@@ -169,6 +170,39 @@ def test_a_module_continues_its_base() -> None:
     assert module.field("mod", "own") == Field(4, 4)
     assert module.field("outer", "member") == Field(0, 4)
     assert base.field("mod", "own") is None
+
+
+def test_modules_are_asked_where_the_kernel_has_no_such_name(tmp_path: Path) -> None:
+    base = Btf(image_of([INT, (OUTER, info(4, 1), 4, MEMBER, 1, 0)], STRINGS))
+    extra = len(STRINGS)
+
+    def module(size: int, *strings: bytes) -> bytes:
+        text = b"\0" + b"\0".join(strings) + b"\0"
+        own = extra + 1 + text[1:].index(b"own")
+        return image_of([(extra + 1, info(4, 1), size, own, 1, 8 * size - 32)], text)
+
+    (tmp_path / "vmlinux").write_bytes(b"never read")
+    (tmp_path / "first").write_bytes(module(8, b"mod", b"own"))
+    (tmp_path / "second").write_bytes(module(16, b"mod", b"own"))
+    (tmp_path / "third").write_bytes(module(32, b"other", b"own"))
+    (tmp_path / "outer").write_bytes(
+        image_of([(OUTER, info(4, 1), 64, extra + 1, 1, 0)], b"\0own\0")
+    )
+    types = KernelTypes(base, ("second",), tmp_path)
+    assert types.field("mod", "own") == Field(12, 4), "the named module is asked first"
+    assert KernelTypes(base, (), tmp_path).field("mod", "own") == Field(4, 4)
+    assert (types.size("mod"), types.size("other"), types.size("none")) == (16, 32, None)
+    assert types.size("outer") == 4
+    assert types.field("outer", "own") is None, "the kernel's own structure hides a module's"
+    assert types.field("other", "mod") is None
+    (tmp_path / "third").write_bytes(b"replaced")
+    assert types.size("other") == 32
+
+
+def test_a_name_of_the_kernel_may_be_a_structure_of_a_module(tmp_path: Path) -> None:
+    base = Btf(image_of([INT], STRINGS))
+    (tmp_path / "module").write_bytes(image_of([(OUTER, info(4, 1), 4, MEMBER, 1, 0)], b"\0"))
+    assert KernelTypes(base, (), tmp_path).field("outer", "member") == Field(0, 4)
 
 
 def test_tracepoint_arity_counts_all_but_the_first_parameter() -> None:
