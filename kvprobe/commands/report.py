@@ -15,6 +15,7 @@ from kvprobe.commands._page import page_options
 from kvprobe.errors import ExitCode, KvprobeError
 
 _FORMATS = "kvprobe.reports"
+_REQUESTS = "10"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -29,7 +30,6 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--requests",
         metavar="all|N|ID",
-        default="10",
         help="all requests, the N that lost most (default: 10), or one request's whole story "
         "(its first characters are enough; id:ID where they are a number)",
     )
@@ -61,14 +61,16 @@ def run(options: Namespace) -> int:
     from kvprobe.reports import Report
     from kvprobe.workload.sweep_file import read_sweep
 
+    _ensure_consistent(options)
     report = registry.load_one(_FORMATS, options.format, "REPORT", Report)
-    sweeps = [cell for path in options.sweep for cell in read_sweep(path)]
     with open_capture(options.capture) as capture:
+        devices = capture.manifest.devices
+        sweeps = [cell for path in options.sweep for cell in read_sweep(path, devices)]
         found = document.build(capture, sweeps=sweeps)
     text = report.render(
         found,
         source=options.capture,
-        requests=options.requests,
+        requests=options.requests or _REQUESTS,
         summary=options.summary,
         **page_options(sys.stdout if options.output is None else None, options.width),
     )
@@ -77,6 +79,22 @@ def run(options: Namespace) -> int:
     else:
         _write(options.output, text, options.capture)
     return _exit_code(found, options.fail_on)
+
+
+def _ensure_consistent(options: Namespace) -> None:
+    """An option without effect is a misunderstanding that the person should hear of."""
+    asked = {
+        "--requests": options.requests is not None,
+        "--summary": options.summary,
+        "--width": options.width is not None,
+    }
+    given = [name for name, is_given in asked.items() if is_given]
+    if options.format != "text" and given:
+        raise KvprobeError(
+            f"{given[0]} is for the text report", f"{options.format} has it all: leave it out"
+        )
+    if options.summary and options.requests is not None:
+        raise KvprobeError("--summary shows no requests", "leave out one of both")
 
 
 def _exit_code(found: Mapping[str, Any], fail_on: str | None) -> ExitCode:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kvprobe import __version__
 from kvprobe.errors import KvprobeError
-from kvprobe.model import ServiceCell
+from kvprobe.model import DeviceFacts, ServiceCell
 
 if TYPE_CHECKING:
     from kvprobe.workload.sweep import Sweep
@@ -44,12 +45,17 @@ def document(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def read_sweep(path: str) -> tuple[ServiceCell, ...]:
+def read_sweep(path: str, devices: Sequence[DeviceFacts] = ()) -> tuple[ServiceCell, ...]:
     """The cells of a sweep file.
 
+    Args:
+        path: the file.
+        devices: those that the sweep must have measured one of, by transport and size (names
+            change); none: any.
+
     Raises:
-        KvprobeError: unreadable, too large, not a sweep, of a later version, or a cell that makes
-            no sense.
+        KvprobeError: unreadable, too large, not a sweep, of a later version, of none of the
+            devices, or a cell that makes no sense.
     """
     try:
         with open(path, "rb") as file:
@@ -67,10 +73,24 @@ def read_sweep(path: str) -> tuple[ServiceCell, ...]:
             f"sweep {path} has version {str(found.get('version'))[:20]}, known is {VERSION}",
             "use the kvprobe that made it, or a later one",
         )
+    _ensure_one_of(found.get("device"), devices, path)
     cells = found.get("cells")
     if not isinstance(cells, list) or not cells:
         raise KvprobeError(f"sweep {path} has no cells", _HINT)
     return tuple(_cell(cell, f"cell {place} of sweep {path}") for place, cell in enumerate(cells))
+
+
+def _ensure_one_of(swept: Any, devices: Sequence[DeviceFacts], path: str) -> None:
+    """A sweep of other storage says nothing about this one; unknown storage passes."""
+    if not isinstance(swept, dict) or not swept.get("size_bytes"):
+        return
+    known = [facts for facts in devices if facts.size_bytes]
+    measured = swept.get("transport"), swept["size_bytes"]
+    if known and measured not in [(facts.transport, facts.size_bytes) for facts in known]:
+        raise KvprobeError(
+            f"sweep {path} measured {str(swept.get('name'))[:40]}, no device of this capture",
+            "sweep the storage that was captured: kvprobe sweep DIR -o FILE",
+        )
 
 
 def _cell(cell: Any, where: str) -> ServiceCell:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvprobe import cli, document
-from tests.reports.recorded import REQUESTS, write_capture
+from tests.reports.recorded import REQUESTS, SIZE_BYTES, write_capture
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +163,22 @@ def test_sweeps_reach_the_proposals(node: Path, tmp_path: Path, capsys: Captured
     assert proposed[0] != proposed[1]
 
 
+@pytest.mark.parametrize("size_bytes, code", [(None, 0), (SIZE_BYTES, 0), (7 << 30, 2)])
+def test_a_sweep_of_other_storage_is_refused(
+    node: Path, tmp_path: Path, capsys: Captured, size_bytes: int | None, code: int
+) -> None:
+    path = sweep_file(tmp_path / "sweep.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["device"] = {
+        "name": "renamed",
+        "transport": "loop",
+        "size_bytes": size_bytes,
+    }
+    path.write_text(json.dumps(found), encoding="utf-8")
+    assert cli.main(["report", str(node), "--sweep", str(path)]) == code
+    assert ("measured renamed" in capsys.readouterr().err) == (code == 2)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"format": "kvprobe-sweep", "version": 1}'])
 def test_a_sweep_that_is_none(node: Path, tmp_path: Path, capsys: Captured, content: str) -> None:
     path = tmp_path / "sweep.json"
@@ -197,7 +213,9 @@ def test_damaged_files_end_in_one_line(
 
 @pytest.mark.parametrize(
     "words", [[], ["f", "--width", "79"], ["f", "--width", "x"], ["f", "--format", "csv"],
-              ["f", "--fail-on", "some"], ["no-such-file"]],
+              ["f", "--fail-on", "some"], ["no-such-file"], ["f", "--json", "--summary"],
+              ["f", "--json", "--requests", "3"], ["f", "--json", "--width", "99"],
+              ["f", "--summary", "--requests", "all"]],
 )  # fmt: skip
 def test_usage(words: list[str], capsys: Captured) -> None:
     assert cli.main(["report", *words]) == 2

@@ -17,6 +17,7 @@ from kvprobe.schema import TABLES
 from tests.correlator.simulate import DEVICE, Node
 
 REQUESTS = 211
+SIZE_BYTES = 13 << 30
 
 
 def write_capture(path: Path, *, complete: bool = True, lost: int = 0) -> Path:
@@ -36,6 +37,7 @@ def write_capture(path: Path, *, complete: bool = True, lost: int = 0) -> Path:
     manifest = replace(
         tables.manifest,
         complete=complete,
+        devices=tuple(replace(d, size_bytes=SIZE_BYTES) for d in tables.manifest.devices),
         losses=losses,
         engine_name="vllm",
         host=Host("kv-node-07", "6.18.0"),
