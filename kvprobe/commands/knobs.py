@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 _FAMILIES = ("block_size", "queue_depth", "prefetch")
-_NAME_WIDTH = 24
 _VALUE_WIDTH = 22
 _REACH_WIDTH = 14
 
@@ -81,22 +80,29 @@ def lines(found: Sequence[Setting], style: Style) -> Iterator[str]:
     for family, members in groupby(found, key=lambda each: each.knob.family):
         yield style.bold(family.value)
         by_name = sorted(members, key=lambda each: each.knob.name)
+        name_width = max(len(each.knob.name) for each in by_name)
+        said: set[str] = set()
         for _, same in groupby(by_name, key=lambda each: each.knob.name):
-            yield from _of_one_knob(list(same), style)
+            yield from _of_one_knob(list(same), name_width, said, style)
         yield ""
 
 
-def _of_one_knob(found: list[Setting], style: Style) -> Iterator[str]:
+def _of_one_knob(
+    found: list[Setting], name_width: int, said: set[str], style: Style
+) -> Iterator[str]:
+    """The rows of one knob; what was ``said`` of another one before is not said again."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
         key = (_value(each), each.reach.value.replace("_", " "), each.note)
         rows.setdefault(key, []).append(each.subject)
     for (value, reach, note), subjects in rows.items():
-        row = f"  {found[0].knob.name:{_NAME_WIDTH}} {value:{_VALUE_WIDTH}} {reach:{_REACH_WIDTH}}"
+        row = f"  {found[0].knob.name:{name_width}}  {value:{_VALUE_WIDTH}} {reach:{_REACH_WIDTH}}"
         yield f"{row} {', '.join(subjects)}"
         yield from _indented(note, style)
-    if found[0].knob.ignored and any(each.reach.value != "read_only" for each in found):
-        yield from _indented(f"beware: {found[0].knob.ignored}", style)
+    beware = found[0].knob.ignored
+    if beware not in said and any(each.reach.value != "read_only" for each in found):
+        said.add(beware)
+        yield from _indented(f"beware: {beware}" if beware else "", style)
 
 
 def _value(each: Setting) -> str:
@@ -114,6 +120,8 @@ def _indented(text: str, style: Style) -> list[str]:
 
 
 COMMAND = Command(
-    "knobs", "list the settings of the storage path and what a change of each takes", _configure,
+    "knobs",
+    "list the settings of the storage path and what a change of each takes",
+    _configure,
     _run,
 )

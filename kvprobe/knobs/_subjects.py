@@ -40,7 +40,8 @@ class Roots:
 class Subjects:
     """On what settings are read; names as sysfs has them, sorted.
 
-    ``host`` says whether settings of the whole machine are read too.
+    ``host`` says whether settings of the whole machine are read too, ``network`` whether those of
+    its TCP connections are.
     """
 
     disks: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class Subjects:
     subsystems: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     host: bool = True
+    network: bool = True
     roots: Roots = Roots()
 
     @cached_property
@@ -123,6 +125,8 @@ def _subjects(
         subsystems=tuple(s.name for s in subsystems(roots.sysfs) if ways & {*s.controllers}),
         mounts=tuple(mounted),
         host=host or bool(ways),
+        network=host
+        or any(c.transport == "tcp" for c in controllers(roots.sysfs) if c.name in ways),
         roots=roots,
     )
 

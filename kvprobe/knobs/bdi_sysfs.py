@@ -15,7 +15,7 @@ MOUNT_AHEAD = Knob(
     Reach.NEW_OPENS,
     default="128 (NFS, from Linux 5.4)",
     allowed="0 and more, rounded down to pages",
-    ignored="direct I/O and files that are open take no notice; a new mount begins with the default",
+    ignored="direct I/O and files that are open take no notice; a new mount has the default",
     risk="much is read for nothing where reads are scattered; 0 reads page by page",
 )
 

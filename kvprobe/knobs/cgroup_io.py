@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from kvprobe.knobs import Family, Knob, KnobKind, Reach, Setting, Subjects, setting
@@ -40,8 +41,10 @@ _DEFAULT_LINES = ("", "default 100")
 
 def _read(subjects: Subjects) -> Iterator[Setting]:
     root = _mounted_at(subjects)
+    if root is None:
+        return
     wanted = {number for number, name in subjects.numbers.items() if name in subjects.disks}
-    for group in _groups(root) if root else ():
+    for group in _groups(root):
         place = "/" + str(group.relative_to(root)) if group != root else "/"
         for knob in KIND.knobs:
             text = read_text(group / knob.name) or ""
@@ -78,13 +81,9 @@ def _mounted_at(subjects: Subjects) -> Path | None:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    count = 0
-    for folder, names, _ in os.walk(root):
+    for folder, names, _ in islice(os.walk(root), _MOST_GROUPS):
         names.sort()
         yield Path(folder)
-        count += 1
-        if count >= _MOST_GROUPS:
-            return
 
 
 def _device(text: str) -> int | None:

@@ -85,8 +85,7 @@ _OF: dict[tuple[str, ...], tuple[Knob, ...]] = {
             "connections to the server",
             default="1",
             allowed="1 .. 16",
-            ignored="a remount, and a second mount of the same server, take no notice: unmount all of "
-            "them first",
+            ignored="a remount, and a second mount of the same server, take no notice: unmount all",
         ),
     ),
 }

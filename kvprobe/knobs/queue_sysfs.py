@@ -244,6 +244,4 @@ def _value(name: str, source: Path) -> tuple[str | None, str]:
     return chosen[1], text.replace("[", "").replace("]", "")
 
 
-KIND = KnobKind(
-    "queue_sysfs", "the queue of a disk", (*_SIZES, *_DEPTHS, *_AHEAD), _read
-)
+KIND = KnobKind("queue_sysfs", "the queue of a disk", (*_SIZES, *_DEPTHS, *_AHEAD), _read)

@@ -60,7 +60,7 @@ _KNOBS = (
 
 
 def _read(subjects: Subjects) -> Iterator[Setting]:
-    if not subjects.host:
+    if not subjects.network:
         return
     for knob in KIND.knobs:
         source = subjects.roots.procfs / "sys" / knob.name.replace(".", "/")

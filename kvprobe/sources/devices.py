@@ -4,7 +4,7 @@ Everything is read from sysfs, /proc/self/mountinfo and /proc/diskstats: no tool
 opened for I/O. A file that is missing or reads as nonsense makes its fact unknown, never an error.
 
 The disks of the single paths under a native NVMe multipath head are hidden: no node in /dev and no
-``dev`` file in sysfs. Block requests carry their numbers all the same, and /proc/diskstats has them.
+``dev`` file in sysfs. Block requests carry their numbers all the same; /proc/diskstats has them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def devices(
 def facts_of(
     name: str, sysfs: Path, mounted: Iterable[Mount], diskstats: Path = DISKSTATS
 ) -> DeviceFacts | None:
-    """Facts of one whole disk; None if it is not, or no longer, there. A path has its head's mounts."""
+    """Facts of one whole disk; None if it is not, or no longer, there.
+
+    The hidden disk of a path has the mounts of its head.
+    """
     folder = sysfs / "block" / name
     device = disk_number(name, sysfs, diskstats)
     if device is None:

@@ -217,4 +217,3 @@ def resolved(link: Path) -> Path:
         return link.resolve(strict=True)
     except (OSError, RuntimeError):
         return link
-

@@ -10,9 +10,9 @@ from kvprobe.sources.devices import SYSFS, names_in, read_number, read_text, rea
 
 @dataclass(frozen=True)
 class HardwareQueue:
-    """One queue. ``number`` is the ``hw_queue`` of block rows; NVMe counts from one, as its queue
-    pair 0 is the admin queue.
+    """One queue, ``number`` as block rows have it.
 
+    NVMe counts from one, as its queue pair 0 is the admin queue.
     ``commands`` fit at one time: the tags that are not reserved for the driver's own commands.
     ``use`` is ``default``, ``read`` or ``poll``, where debugfs tells.
     """

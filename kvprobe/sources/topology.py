@@ -29,7 +29,12 @@ from kvprobe.sources.queues import HardwareQueue, hardware_queues
 
 _MOST_LAYERS = 16
 """A volume on a loop device on a volume .. ends somewhere; a ring of them must not hang."""
-_DM_KINDS = {"LVM": "LVM volume", "mpath": "dm multipath", "CRYPT": "encrypted", "part": "partition"}
+_DM_KINDS = {
+    "LVM": "LVM volume",
+    "mpath": "dm multipath",
+    "CRYPT": "encrypted",
+    "part": "partition",
+}
 """What made a dm device, by the first part of its uuid."""
 
 Fact = str | int | None
@@ -103,9 +108,7 @@ class _Chain:
         facts: dict[str, Fact] = {"filesystem": storage.filesystem}
         if storage.why:
             facts["why"] = storage.why
-        return Layer(
-            Kind.MOUNT, storage.mount_point or path, storage.fs_device, facts, below=below
-        )
+        return Layer(Kind.MOUNT, storage.mount_point or path, storage.fs_device, facts, below=below)
 
     def of_device(self, name: str, depth: int) -> Layer:
         if depth <= 0:
@@ -137,7 +140,9 @@ class _Chain:
                 below = (self.of_path(backing, depth - 1),)
             except KvprobeError as error:  # deleted, or seen from another mount namespace
                 facts["why"] = error.message
-        return Layer(Kind.LOOP, name, number_of(folder), facts, hardware_queues(folder, self.sysfs), below)
+        return Layer(
+            Kind.LOOP, name, number_of(folder), facts, hardware_queues(folder, self.sysfs), below
+        )
 
     def _stacked(self, name: str, folder: Path, slaves: list[str], depth: int) -> Layer:
         facts: dict[str, Fact] = {"size_bytes": _bytes(folder / "size")}
