@@ -72,6 +72,7 @@ inline_always void block_depth_change(u32 queue, u64 now, u64 step)
 	}
 	if (depth >= KV_DEPTHS)
 		depth = KV_DEPTHS - 1;
+	FORGET(depth);
 	ATOMIC_ADD(&state->time_ns[depth & (KV_DEPTHS - 1)], now - last);
 }
 

@@ -68,6 +68,12 @@ typedef _Bool bool;
 #define likely_true(x) __builtin_expect(!!(x), 1)
 #define unlikely_true(x) __builtin_expect(!!(x), 0)
 
+/*
+ * The compiler forgets what it knows of a number. A bound that is applied after that stays where
+ * it is written, next to its use: older verifiers lose it when the number was on the stack between.
+ */
+#define FORGET(number) asm volatile("" : "+r"(number))
+
 enum { KV_ANY = 0, KV_NO_WAKEUP = 1 };
 
 #ifdef KV_BCC
