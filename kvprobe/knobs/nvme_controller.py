@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvprobe.knobs import Family, Knob, KnobKind, Reach, Setting, Subjects, setting
 from kvprobe.sources.devices import read_text
-from kvprobe.sources.nvme import NvmeController, controller_of, short_address
+from kvprobe.sources.nvme import NvmeController, controller_of
 
 _AGAIN = "disconnect, and connect with the options of before"
 
@@ -81,23 +81,19 @@ def _read(subjects: Subjects) -> Iterator[Setting]:
     for name in subjects.controllers:
         folder = subjects.roots.sysfs / "class/nvme" / name
         found = controller_of(folder)
-        reach, where = _reach(found), _where(found)
+        reach = _reach(found)
         if found.queue_size is not None:
             size = str(found.queue_size)
-            note = f"{where}; as --queue-size has it: the file counts from zero"
+            note = "as --queue-size has it: the file counts from zero"
             yield setting(QUEUE_SIZE, name, size, folder / "sqsize", note, reach)
         if found.io_queues is not None:
             queues = str(found.io_queues)
-            note = f"{where}; the file counts the admin queue too"
+            note = "without the admin queue, which the file counts too"
             yield setting(IO_QUEUES, name, queues, folder / "queue_count", note, reach)
         for knob in _TIMES:
             source = folder / knob.name
             if source.exists():
-                yield setting(knob, name, read_text(source) or None, source, where)
-
-
-def _where(found: NvmeController) -> str:
-    return f"{found.transport} {short_address(found.address)}".rstrip()
+                yield setting(knob, name, read_text(source) or None, source)
 
 
 def _reach(found: NvmeController) -> Reach:

@@ -23,6 +23,7 @@ from kvprobe.sources.devices import (
     read_text,
     read_word,
 )
+from kvprobe.sources.queues import hardware_queues
 
 _CONTROLLER = re.compile(r"nvme(\d{1,5})")
 _PLAIN_DISK = re.compile(r"nvme\d+n\d+")
@@ -199,10 +200,18 @@ def _path_of(
         state=controller.state,
         ana_state=read_word(folder / "ana_state"),
         io_queues=controller.io_queues,
-        queue_size=controller.queue_size,
+        queue_size=_in_flight(folder, controller),
         iopolicy=None if head is None else policies.get(controller.name),
         numa_node=controller.numa_node,
     )
+
+
+def _in_flight(folder: Path, controller: NvmeController) -> int | None:
+    """Commands that fit into each queue; its entries but one where the disk does not tell."""
+    fit = [queue.commands for queue in hardware_queues(folder) if queue.commands is not None]
+    if fit:
+        return min(fit)
+    return None if controller.queue_size is None else controller.queue_size - 1
 
 
 def _namespace(folder: Path) -> str | None:

@@ -13,7 +13,9 @@ class HardwareQueue:
     """One queue, ``number`` as block rows have it.
 
     NVMe counts from one, as its queue pair 0 is the admin queue.
-    ``commands`` fit at one time: the tags that are not reserved for the driver's own commands.
+    ``commands`` fit at one time: the tags, or ``nr_requests`` where that is less, without those
+    reserved for the driver's own commands. Linux before 6.2 gives an NVMe queue of N entries N
+    tags, later ones N - 1.
     ``use`` is ``default``, ``read`` or ``poll``, where debugfs tells.
     """
 
@@ -30,14 +32,17 @@ def hardware_queues(folder: Path, sysfs: Path = SYSFS) -> tuple[HardwareQueue, .
     """
     numbers = sorted(int(name) for name in names_in(folder / "mq") if name.isdecimal())
     debug = sysfs / "kernel/debug/block" / folder.name
+    limit = read_number(folder / "queue/nr_requests")
     return tuple(
-        _queue(number, folder / "mq" / str(number), debug / f"hctx{number}/type")
+        _queue(number, folder / "mq" / str(number), debug / f"hctx{number}/type", limit)
         for number in numbers
     )
 
 
-def _queue(number: int, folder: Path, use: Path) -> HardwareQueue:
+def _queue(number: int, folder: Path, use: Path, limit: int | None) -> HardwareQueue:
     tags, reserved = read_number(folder / "nr_tags"), read_number(folder / "nr_reserved_tags")
+    if tags is not None and limit is not None:
+        tags = min(tags, limit)
     return HardwareQueue(
         number=number,
         cpus=_cpus(read_text(folder / "cpu_list") or ""),

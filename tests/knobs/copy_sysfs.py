@@ -8,6 +8,7 @@ leads. ``tests/knobs/trees.py`` makes a tree of it again. Of the mounts only tho
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ SYSCTLS = (
     "core/busy_poll", "core/busy_read", "core/rmem_max", "core/wmem_max",
     "ipv4/tcp_rmem", "ipv4/tcp_wmem",
 )  # fmt: skip
+ON_A_DISK = re.compile(r" - \S+ /dev/")
 SKIPPED = ("ram", "nbd", "sr", "fd", "zram")
 
 
@@ -86,7 +88,7 @@ def copied(paths: Iterator[Path]) -> dict[str, dict[str, str | None]]:
             except OSError:
                 files[str(path)] = None
     table = files.get("/proc/self/mountinfo") or ""
-    on_disks = (line for line in table.splitlines(True) if " /dev/" in line)
+    on_disks = (line for line in table.splitlines(True) if ON_A_DISK.search(line))
     files["/proc/self/mountinfo"] = "".join(on_disks)  # the rest says more of the host than is used
     kept: dict[str, str | None] = {
         name: to for name, to in links.items() if to and os.path.exists(to)

@@ -17,6 +17,7 @@ from kvprobe.sources.queues import HardwareQueue, ranges
 from kvprobe.sources.topology import Kind, Layer, chain_below
 from tests.knobs.trees import Tree, names, plant
 
+NQN = "nqn.2014-08.org.nvmexpress:kvprobe-lab"
 MULTIPATH = [name for name in names() if not name.endswith("pci")]
 
 
@@ -49,8 +50,10 @@ def test_two_paths_to_one_namespace(tree: Tree) -> None:
     assert {p.head_device for p in found} == {numbers(tree)["nvme0n1"]}
     assert len({p.key for p in found}) == 2, "the address tells them apart"
     assert len({p.namespace for p in found}) == 1 and found[0].namespace
-    assert {(p.nqn, p.nsid, p.state) for p in found} == {("kv", 1, "live")}
-    assert {(p.io_queues, p.queue_size, p.ana_state) for p in found} == {(2, 32, "optimized")}
+    assert {(p.nqn, p.nsid, p.state) for p in found} == {(NQN, 1, "live")}
+    # Connected with 32 entries: 6.1 has 32 tags, 6.12 has 31; one is for connecting.
+    fit = 31 if (tree.sysfs / "block/nvme0n1/queue/nr_requests").exists() else 30
+    assert {(p.io_queues, p.queue_size, p.ana_state) for p in found} == {(2, fit, "optimized")}
     assert {p.iopolicy for p in found} == {"numa"}
     assert all("src_addr" not in (p.address or "") for p in found)
     assert [p.controller for p in found] == [0, 1]
@@ -64,6 +67,14 @@ def test_a_local_device(tree: Tree) -> None:
     assert found.device == found.head_device == numbers(tree)["nvme0n1"]
     assert found.address is not None and found.address.startswith("0000:00:")
     assert found.iopolicy is None, "there is only one way"
+
+
+@pytest.mark.parametrize("tree", MULTIPATH[:1], indirect=True)
+def test_a_lower_nr_requests_bounds_what_fits(tree: Tree) -> None:
+    (tree.sysfs / "block/nvme0c1n1/queue/nr_requests").write_text("11\n")
+    assert [p.queue_size for p in paths(tree)] == [31, 10]
+    shutil.rmtree(tree.sysfs / "block/nvme0c1n1/mq")
+    assert [p.queue_size for p in paths(tree)] == [31, 31], "as the controller says"
 
 
 @pytest.mark.parametrize("tree", MULTIPATH, indirect=True)
@@ -90,7 +101,7 @@ def test_from_a_partition_to_the_queues(tree: Tree) -> None:
         Kind.HEAD,
         *(Kind.PATH, Kind.CONTROLLER) * 2,
     ]
-    assert (head.facts["nqn"], head.facts["iopolicy"]) == ("kv", "numa")
+    assert (head.facts["nqn"], head.facts["iopolicy"]) == (NQN, "numa")
     for path in head.below:
         assert path.device == numbers(tree)[path.name]
         assert [queue.number for queue in path.queues] == [0, 1]
