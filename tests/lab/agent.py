@@ -2,8 +2,9 @@
 
     python -m tests.lab.agent CASE..        (in a guest; results go to $KVPROBE_LAB_RESULTS)
 
-A folder has `capture.kvcap` and `facts.json` (what the workload and the kernel counted, what was
-injected), or `error.txt`. The names `doctor` and `compile` are not cases: see their functions.
+A folder has the recording, `NAME.kvcap.part`, and `facts.json` (what the workload and the kernel
+counted, what was injected), or `error.txt`. `doctor` and `compile` are not cases: see their
+functions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.lab.target import BLOCK, load_modules
 LATE_SECONDS = 1.0
 """Recording goes on after the work, for what is written or completed late."""
 WORK_SECONDS = 240
+HUGE_PAGES = Path("/proc/sys/vm/nr_hugepages")
 
 
 def run_case(case: Case, folder: Path) -> None:
@@ -42,12 +44,18 @@ def run_case(case: Case, folder: Path) -> None:
     """
     facts: dict[str, Any] = {"case": asdict(case), "kernel": os.uname().release, "times": {}}
     clock = _Times(facts["times"])
+    HUGE_PAGES.write_text("16")
     with stand(case.topology) as built:
         for fault in (fault for fault in case.faults if fault.at_s < 0):
             built.apply(fault)
         facts["disks"] = {disk: _disk(disk) for disk in {built.disk, *built.path_disks}}
         facts["paths"] = built.path_disks
         clock("stand")
+        for work in case.work:
+            if work.tool == "kv":
+                (MOUNT / "kv").mkdir(exist_ok=True)
+                _run_json(_kv(work, "--warm", "reused", "--warm-only"))
+                clock("warm")
         events = MOUNT / "events.jsonl" if any(w.tool == "kv" for w in case.work) else None
         _record(case, built, folder, facts, events, clock)
         facts["controllers"] = built.path_disks
@@ -77,8 +85,7 @@ def _record(
     clock: _Times,
 ) -> None:
     """One capture around the case's work."""
-    recorded = Path("/run") / f"{case.name}.kvcap"  # memory; the results folder is a slow share
-    recorder = Recorder(recorded)
+    recorder = Recorder(Path("/run") / f"{case.name}.kvcap")  # memory: the share is slow
     signal = None
     if events is not None:
         from kvprobe import engines
@@ -94,11 +101,10 @@ def _record(
         final = record(source, recorder, manifest, worker.is_over)
         worker.join()
         clock("work")
-        recorder.finish(replace(final, complete=True))
-        shutil.move(recorded, folder / "capture.kvcap")
-        clock("pack")
     finally:
         recorder.leave()
+    shutil.copytree(recorder.part, folder / recorder.part.name)  # the host packs it, faster
+    clock("copy")
     if worker.failure:
         raise worker.failure
     facts.update(worker.facts)
@@ -154,22 +160,32 @@ class _Worker(threading.Thread):
 
 def _do(work: Work, built: Stand, events: Path | None) -> dict[str, Any]:
     """One run; returns what the program says it did."""
-    options = shlex.split(work.options)
     if work.tool == "kv":
-        command = [sys.executable, "-m", "kvprobe", "workload", "run", "--json"]
-        command += ["--root", str(MOUNT / "kv"), "--events", str(events), *options]
-    else:
-        place = MOUNT / "file" if built.topology.file_system else f"/dev/{built.disk}"
-        command = ["fio", "--name=lab", f"--filename={place}", "--direct=1"]
-        command += ["--output-format=json", *options]
+        return {"tool": "kv", "said": _run_json(_kv(work, "--events", str(events)))}
+    place = MOUNT / "file" if built.topology.file_system else f"/dev/{built.disk}"
+    command = ["fio", "--output-format=json", f"--filename={place}", "--direct=1", "--size=256m"]
+    # In huge pages, so that what a read is cut into does not depend on where its memory lies.
+    command += ["--thread", "--stonewall", "--iomem=shmhuge"]
+    for number, job in enumerate(work.jobs, 1):
+        command += [f"--name=job{number}", *shlex.split(job)]
+    return {"tool": "fio", "said": _fio(_run_json(command))}
+
+
+def _kv(work: Work, *more: str) -> list[str]:
+    options = [word for job in work.jobs for word in shlex.split(job)]
+    command = [sys.executable, "-m", "kvprobe", "workload", "run", "--json"]
+    return [*command, "--root", str(MOUNT / "kv"), *options, *more]
+
+
+def _run_json(command: list[str]) -> dict[str, Any]:
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=WORK_SECONDS,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     if ran.returncode:
         raise RuntimeError(f"{shlex.join(command)}: {(ran.stderr or ran.stdout).strip()[-800:]}")
-    document = json.loads(ran.stdout[ran.stdout.index("{") :])
-    return {"tool": work.tool, "said": document if work.tool == "kv" else _fio(document)}
+    document: dict[str, Any] = json.loads(ran.stdout[ran.stdout.index("{") :])
+    return document
 
 
 def _fio(document: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tests.lab.kernels import SOURCES
 
 CASES = Path(__file__).parent / "cases"
 TRANSPORTS = ("tcp", "rdma", "pci", "none")
+TOOLS = ("fio", "kv")
 ACTIONS = ("disconnect", "connect", "rescan", "netem")
 T = TypeVar("T")
 
@@ -83,12 +84,14 @@ class Work:
     """One run of a workload; runs follow each other.
 
     Attributes:
-        tool: ``fio`` or ``kv`` (kvprobe's own generator of KV traffic, on a file system).
-        options: of its command line; ``fio`` gets the disk and direct I/O besides.
+        tool: ``fio`` on the disk, or ``kv``: kvprobe's own generator of KV traffic, which needs a
+            file system and stores what it will read before recording begins.
+        jobs: options of its command line; of fio for each job, one job after the other. It does
+            direct I/O.
     """
 
     tool: str
-    options: str = ""
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Expected:
 
     Attributes:
         commands: read, write, flush -> NVMe commands.
-        requests: the same for block requests; left out: as many as commands.
+        requests: the same for block requests with data; left out: as many as commands.
         bytes: read, write -> bytes.
         findings, no_findings: slugs that the report must have, must not have.
         subjects: slug -> a text that the finding's subject holds.
@@ -155,6 +158,8 @@ def load(name: str) -> Case:
         expected=_made(Expected, table.pop("expected"), name),
     )
     _one_of(case.topology.transport, TRANSPORTS, name)
+    for work in case.work:
+        _one_of(work.tool, TOOLS, name)
     for fault in case.faults:
         _one_of(fault.action, ACTIONS, name)
     if table or not set(case.kernels) <= set(SOURCES):

@@ -47,9 +47,7 @@ class Stand:
         """The disk that is used: the head of a multipath namespace, or the only one."""
         if self.topology.transport == "none":
             return self.backing
-        return next(
-            path.name for path in BLOCK.iterdir() if re.fullmatch(r"nvme\d+n\d+", path.name)
-        )
+        return next(path.name for path in BLOCK.iterdir() if _is_head(path.name))
 
     @property
     def path_disks(self) -> dict[str, str]:
@@ -107,7 +105,9 @@ def stand(topology: Topology) -> Iterator[Stand]:
     load_modules(topology.transport)
     with ExitStack() as undo:
         disk = ""
-        if topology.transport != "pci":
+        if topology.transport == "pci":
+            undo.callback(run, "modprobe", "-r", "nvme")  # else its disk is there in other cases
+        else:
             disk = undo.enter_context(backing_store(topology.backing))
         if topology.transport in ("tcp", "rdma"):
             undo.enter_context(target(topology, disk))
@@ -141,10 +141,13 @@ def connect(topology: Topology, address: str) -> None:
 def _is_whole(built: Stand) -> bool:
     if len(built.path_disks) < built.topology.paths:
         return False
-    return any(
-        re.fullmatch(r"nvme\d+n\d+|nullb\d+|kvlab|ram\d+", path.name) and _size(path.name)
-        for path in BLOCK.iterdir()
-    )
+    if built.topology.transport == "none":
+        return _size(built.disk) > 0
+    return any(_is_head(path.name) and _size(path.name) for path in BLOCK.iterdir())
+
+
+def _is_head(disk: str) -> bool:
+    return re.fullmatch(r"nvme\d+n\d+", disk) is not None
 
 
 def _size(disk: str) -> int:
