@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvprobe.knobs import Family, Knob, KnobKind, Reach, Setting, Subjects, setting
-from kvprobe.sources.devices import head_of, read_text
+from kvprobe.sources.devices import head_of, names_in, read_text
 from kvprobe.sources.nvme import is_head
 
 _FROM_DEVICE = "what the device, its target or the transport says"
@@ -226,11 +226,18 @@ def _read(subjects: Subjects) -> Iterator[Setting]:
 
 def _said_of(disk: str, subjects: Subjects) -> dict[str, tuple[Reach | None, str]]:
     """Where this disk is not like others."""
-    if is_head(disk, subjects.roots.sysfs):
-        return _HEAD
-    if head_of(disk):
-        return _PATH
-    return _STACKED if disk.startswith(("dm-", "md")) else {}
+    sysfs = subjects.roots.sysfs
+    special = {}
+    if is_head(disk, sysfs):
+        special = _HEAD
+    elif head_of(disk):
+        special = _PATH
+    elif disk.startswith(("dm-", "md")):
+        special = _STACKED
+    if above := names_in(sysfs / "block" / disk / "holders"):
+        note = f"not used: set it on {', '.join(above)} above"
+        special = {**special, "read_ahead_kb": (Reach.READ_ONLY, note)}
+    return special
 
 
 def _value(name: str, source: Path) -> tuple[str | None, str]:

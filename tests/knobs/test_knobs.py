@@ -175,6 +175,7 @@ def made_up(root: Path) -> Tree:
         tree.write(f"sys/block/{name}/queue/read_ahead_kb", f"{131 * (index + 1)}\n")
     for name in ("sda", "sdb"):
         tree.write(f"sys/block/md0/slaves/{name}/x", "")
+        tree.write(f"sys/block/{name}/holders/md0/x", "")
     tree.write("sys/block/md0/md/level", "raid5\n")
     tree.write("sys/block/md0/md/chunk_size", "65536\n")
     tree.write("sys/block/md0/md/stripe_cache_size", "257\n")
@@ -235,6 +236,7 @@ def test_volumes_mounts_groups_and_gpudirect(tmp_path: Path) -> None:
     limits = [e.value for e in knobs.read_all(subjects) if e.knob.name == "io.max"]
     assert limits == ["md0 rbps=1009 wbps=max", "sda rbps=7 wbps=max"]
     assert "this one counts" in found["read_ahead_kb", "md0"].note
+    assert found["read_ahead_kb", "sda"].note == "not used: set it on md0 above"
     assert found["chunk_size", "md0"].reach is Reach.DESTRUCTIVE
     assert found["execution.max_io_threads", "host"].reach is Reach.ENGINE_RESTART
     assert found["rsize", "/nfs"].reach is Reach.REMOUNT
