@@ -43,7 +43,7 @@ class PathWatch:
         self._states: States = {}
         self._present: list[tuple[object, ...]] = []
         self._paths: dict[tuple[object, ...], NvmePath] = {}
-        self._devices: dict[tuple[int, str], DeviceFacts] = {}
+        self._devices: dict[int, DeviceFacts] = {}
         self.look(closely=True)
 
     @property
@@ -53,7 +53,7 @@ class PathWatch:
 
     @property
     def devices(self) -> tuple[DeviceFacts, ...]:
-        """Every whole disk seen so far; of two with one number the later one was seen later."""
+        """Every whole disk seen so far; of two with one number the one that had it last."""
         return tuple(self._devices.values())
 
     def look(self, closely: bool = False) -> None:
@@ -75,7 +75,7 @@ class PathWatch:
             self._present.append(identity)
             _take(self._paths, identity, path)
         for disk in devices(self._sysfs, self._mountinfo, self._diskstats):
-            _take(self._devices, (disk.device, disk.name), disk)
+            _take(self._devices, disk.device, disk)
 
     def _read_states(self) -> States:
         folder = self._sysfs / "class/nvme"

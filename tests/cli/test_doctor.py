@@ -20,6 +20,8 @@ from kvprobe.cli import main
 from kvprobe.commands import _diagnosis, _terminal
 from kvprobe.commands._doctor_text import lines
 from kvprobe.commands._terminal import Style
+from kvprobe.model import DeviceFacts
+from kvprobe.sources.devices import PathStorage
 
 GROUPS = ["kernel", "loaders", "events", "storage", "engine", "tools", "GPU"]
 
@@ -172,6 +174,17 @@ def test_an_nvme_path_that_is_down(tmp_path: Path) -> None:
     up, down = _diagnosis.nvme_features(tmp_path)
     assert (up.state, up.why) == (State.OK, "nvme tcp, live, 9 queues")
     assert down.state is State.DEGRADED and "connecting" in down.why
+
+
+def test_requests_of_a_multipath_disk_have_other_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(_diagnosis.nvme, "paths_of_head", lambda name: ["nvme0c0n1", "nvme0c1n1"])
+    storage = PathStorage(str(tmp_path), 1, "ext4", "/", DeviceFacts(1, "nvme0n1", "nvme tcp"))
+    found = {feature.name: feature.why for feature in _diagnosis._path_features(storage)}
+    assert found["paths"].endswith("numbers of its 2 paths: nvme0c0n1, nvme0c1n1")
+    monkeypatch.setattr(_diagnosis.nvme, "paths_of_head", lambda name: [])
+    assert "paths" not in {feature.name for feature in _diagnosis._path_features(storage)}
 
 
 # ---------------------------------------------------------------- text
