@@ -71,6 +71,8 @@ typedef _Bool bool;
 /*
  * The compiler forgets what it knows of a number. A bound that is applied after that stays where
  * it is written, next to its use: older verifiers lose it when the number was on the stack between.
+ * A loop that forgets its counter keeps counting up to a constant, which they can follow; the
+ * compiler would like to count down from an unknown number.
  */
 #define FORGET(number) asm volatile("" : "+r"(number))
 

@@ -17,7 +17,7 @@ struct ib_qp {
 
 struct ib_wc {
 	void *wr_cqe;
-	u32 status;
+	enum { NVME_RDMA_SUCCESS = 0 } status; /* libbpf wants an enumeration, as the kernel has */
 	struct ib_qp *qp;
 } KERNEL_STRUCT;
 
@@ -385,7 +385,7 @@ FUNCTION_ENTER(nvme_rdma_receive, nvme_rdma_recv_done, nvme_rdma)
 	u64 done = FUNCTION_ARG(1), element, entry, queue, request;
 	struct kv_command *slot;
 
-	if (READ_MODULE(ib_wc, status, done))
+	if (READ_MODULE(ib_wc, status, done) != NVME_RDMA_SUCCESS)
 		return 0;
 	element = CONTAINER(nvme_rdma_qe, cqe, READ_MODULE(ib_wc, wr_cqe, done));
 	entry = (u64)READ_MODULE(nvme_rdma_qe, data, element);

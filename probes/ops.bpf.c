@@ -224,6 +224,7 @@ SUBPROGRAM u32 ops_vector_bytes(u64 vector, u64 count, u64 most)
 	u32 i;
 
 	for (i = 0; i < OPS_SEGMENTS; i++) {
+		FORGET(i);
 		if (i >= count || i >= most)
 			break;
 		sum += READ_USER(u64, vector + 16 * i + 8);
@@ -559,6 +560,7 @@ SYSCALL_ENTER(ops_io_submit_enter, io_submit)
 	};
 	ops_call_begin(&call);
 	for (i = 0; i < OPS_BATCH; i++) {
+		FORGET(i);
 		if (i >= count)
 			break;
 		ops_libaio_begin(READ_USER(u64, array + 8 * i), id, now);
@@ -585,6 +587,7 @@ SYSCALL_EXIT(ops_io_submit_exit, io_submit)
 	if (taken >= count)
 		return 0;
 	for (i = 0; i < OPS_BATCH; i++) {
+		FORGET(i);
 		if (i >= count)
 			break;
 		if (i >= taken)
@@ -621,6 +624,7 @@ inline_always int ops_reap_exit(s64 count)
 	events = call->pointer;
 	ops_call_end(id);
 	for (i = 0; i < OPS_BATCH; i++) {
+		FORGET(i);
 		if (i >= count)
 			break;
 		event = events + OPS_EVENT_BYTES * i;
