@@ -21,6 +21,7 @@ from kvprobe.commands import _diagnosis, _terminal
 from kvprobe.commands._doctor_text import lines
 from kvprobe.commands._terminal import Style
 from kvprobe.model import DeviceFacts
+from kvprobe.sources import nvme
 from kvprobe.sources.devices import PathStorage
 
 GROUPS = ["kernel", "loaders", "events", "storage", "engine", "tools", "GPU"]
@@ -179,11 +180,11 @@ def test_an_nvme_path_that_is_down(tmp_path: Path) -> None:
 def test_requests_of_a_multipath_disk_have_other_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(_diagnosis.nvme, "paths_of_head", lambda name: ["nvme0c0n1", "nvme0c1n1"])
+    monkeypatch.setattr(nvme, "paths_of_head", lambda name: ["nvme0c0n1", "nvme0c1n1"])
     storage = PathStorage(str(tmp_path), 1, "ext4", "/", DeviceFacts(1, "nvme0n1", "nvme tcp"))
     found = {feature.name: feature.why for feature in _diagnosis._path_features(storage)}
     assert found["paths"].endswith("numbers of its 2 paths: nvme0c0n1, nvme0c1n1")
-    monkeypatch.setattr(_diagnosis.nvme, "paths_of_head", lambda name: [])
+    monkeypatch.setattr(nvme, "paths_of_head", lambda name: [])
     assert "paths" not in {feature.name for feature in _diagnosis._path_features(storage)}
 
 
