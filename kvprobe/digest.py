@@ -214,21 +214,37 @@ SEGMENT_NAMES = {
 
 
 PATH_EVENTS = (
-    ("failovers", "failovers"),
-    ("retransmits", "segments sent again"),
-    ("congestion_events", "congestion events"),
-    ("reconnects", "reconnects"),
-    ("timeouts", "timeouts"),
-    ("send_waits", "waits for send space"),
+    ("failovers", "failover", "failovers"),
+    ("retransmits", "segment sent again", "segments sent again"),
+    ("receive_gaps", "gap in what arrived", "gaps in what arrived"),
+    ("congestion_events", "congestion event", "congestion events"),
+    ("reconnects", "reconnect", "reconnects"),
+    ("timeouts", "timeout", "timeouts"),
+    ("send_waits", "wait for send space", "waits for send space"),
 )
-"""What happens on an NVMe path: key, name."""
+"""What happens on an NVMe path: key, name of one, name of several."""
+
+
+def path_events(events: Any) -> str:
+    """What happened on a path in words; empty where nothing did."""
+    said = []
+    for key, one, several in PATH_EVENTS:
+        count = number(events, key)
+        if count != 0:
+            said.append(
+                f"{'?' if count is None else f'{count:,.0f}'} {one if count == 1 else several}"
+            )
+    return ", ".join(said)
 
 
 def segment_name(segment: Any) -> str:
     """A segment in words; merged ones in brackets."""
-    parts = pick(segment, "parts")
-    known = [str(part) for part in parts] if isinstance(parts, list) else []
-    words = [SEGMENT_NAMES.get(part, printable(part)) for part in known]
+    parts = segment.get("parts") if isinstance(segment, Mapping) else None
+    found = [
+        part if isinstance(part, str) else "?"
+        for part in (parts if isinstance(parts, list) else ())
+    ]
+    words = [SEGMENT_NAMES.get(part, printable(part)) for part in found]
     return f"[{' + '.join(words)}]" if len(words) > 1 else "".join(words) or "unknown"
 
 

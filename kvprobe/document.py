@@ -280,6 +280,7 @@ def _device(device: DeviceAccount) -> Document:
                 "waiting_depth": queue.waiting_depth,
                 "idle_while_waiting_share": queue.idle_while_waiting_share,
                 "full_while_waiting_share": queue.full_while_waiting_share,
+                "found_full_share": queue.found_full_share,
             }
             for queue in device.queues
         ],

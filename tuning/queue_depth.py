@@ -1,6 +1,5 @@
 """More reads in flight where storage has too little to do, fewer or more room where too much."""
 
-import re
 from collections.abc import Sequence
 
 from kvprobe.api import (
@@ -204,10 +203,11 @@ def _reconnect(
 def _both_paths(finding: Finding, facts: Facts) -> list[Proposal]:
     """Another policy of native multipath, where the present one uses one path of several."""
     policies = {path.iopolicy for path in facts.paths}
-    number = re.match(r"nvme(\d+)n", facts.paths[0].head) if facts.paths else None
-    if len(facts.paths) < 2 or policies != {"numa"} or number is None:
+    # The head of subsystem 3 is nvme3n1.
+    number = facts.paths[0].head.removeprefix("nvme").partition("n")[0] if facts.paths else ""
+    if len(facts.paths) < 2 or policies != {"numa"} or not number.isdecimal():
         return []
-    file = f"/sys/class/nvme-subsystem/nvme-subsys{number[1]}/iopolicy"
+    file = f"/sys/class/nvme-subsystem/nvme-subsys{number}/iopolicy"
     return [
         Proposal(
             slug=TUNER.name,
@@ -218,7 +218,7 @@ def _both_paths(finding: Finding, facts: Facts) -> list[Proposal]:
             proposed="round-robin",
             unit="",
             reason=f"numa uses one of {len(facts.paths)} paths on each node; the others stand by",
-            risk="round-robin ignores how loaded a path is: with paths of unlike speed the slow one "
+            risk="round-robin ignores how loaded a path is: of paths of unlike speed the slow one "
             "decides (from kernel 6.11 on queue-depth does not); arrays have a policy they want",
             live=True,
             apply=f"echo round-robin > {file}",

@@ -98,7 +98,8 @@ def _last_of_each(owner: Ints, setup: Ints) -> Ints:
     order = joined[np.lexsort((setup[joined], owner[joined]))]
     if not len(order):
         return order
-    return order[np.append(np.diff(owner[order]) != 0, True)]
+    last: Ints = order[np.append(np.diff(owner[order]) != 0, True)]
+    return last
 
 
 def _from_block(block: Frame) -> Frame:

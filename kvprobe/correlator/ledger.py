@@ -154,9 +154,10 @@ class Load:
 class QueueAccount:
     """One queue pair of a controller; ``controller`` None: a hardware queue of the block layer.
 
-    The last three figures are of the time in which some request waited for its restore, None
-    where none did: the mean depth, the share of it with no command in this queue, the share with
-    ``queue_size`` nearly reached (see ``queues.NEARLY_FULL``).
+    Three figures are of the time in which some request waited for its restore, None where none
+    did: the mean depth, the share of it with no command in this queue, the share with the queue
+    full (see ``queues.NEARLY_FULL``). ``found_full_share`` is of the commands: with whose set-up
+    it was full.
     """
 
     controller: int | None
@@ -166,6 +167,7 @@ class QueueAccount:
     waiting_depth: float | None = None
     idle_while_waiting_share: float | None = None
     full_while_waiting_share: float | None = None
+    found_full_share: float | None = None
 
 
 SEGMENTS = ("driver", "wire_and_target", "receive", "completion")
@@ -196,11 +198,13 @@ class PathEvents:
     """Rows of the ``fabric`` table that concern one path, by what they mean.
 
     ``congestion_events`` are the times a connection's congestion control left its open state for
-    CWR, recovery or loss. Events of a connection count for each namespace of its controller.
+    CWR, recovery or loss; ``receive_gaps`` the times a segment from the target was lost or
+    overtaken. Events of a connection count for each namespace of its controller.
     """
 
     failovers: int
     retransmits: int
+    receive_gaps: int
     congestion_events: int
     reconnects: int
     timeouts: int

@@ -50,7 +50,8 @@ class Paths:
 
     def device_of(self, device: Ints, controller: Ints) -> Ints:
         """The number under which rows are counted; a device that is no path keeps its own."""
-        pairs, place = np.unique(np.stack([device, controller], axis=1), axis=0, return_inverse=True)
+        both = np.stack([device, controller], axis=1)
+        pairs, place = np.unique(both, axis=0, return_inverse=True)
         numbers = [
             self._by_controller.get((d, c), self._number.get(d, d)) for d, c in pairs.tolist()
         ]
@@ -132,6 +133,7 @@ def _events(fabric: Frame, rows: NDArray[np.bool_]) -> PathEvents:
     return PathEvents(
         failovers=count(FabricKind.FAILOVER),
         retransmits=count(FabricKind.RETRANSMIT),
+        receive_gaps=count(FabricKind.RECEIVE_GAP),
         congestion_events=int(((kind == FabricKind.CONGESTION_STATE) & (value >= CWR)).sum()),
         reconnects=count(FabricKind.RECONNECT),
         timeouts=count(FabricKind.COMMAND_TIMEOUT),

@@ -16,10 +16,10 @@ from kvprobe.model import Frame
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-NEARLY_FULL = 0.9
+NEARLY_FULL = 0.85
 """Share of ``queue_size`` from which a queue counts as full. A queue of N entries holds N - 1
 commands (NVMe base specification: a full queue would look empty), fabrics keep one tag for
-connecting, and a tag is free only some microseconds after its command: of 16, 15 is all."""
+connecting, and a tag is free only some microseconds after its command: of 16, 14 is full."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ def _mean(time: Floats) -> float | None:
     return float((np.arange(len(time)) * time).sum()) / total if total > 0 else None
 
 
-def depth(
-    start: Ints, end: Ints, window_ns: tuple[int, int], waiting: tuple[Ints, Ints]
-) -> Depth:
+def depth(start: Ints, end: Ints, window_ns: tuple[int, int], waiting: tuple[Ints, Ints]) -> Depth:
     """Commands in flight over the window.
 
     Args:
@@ -84,12 +82,25 @@ def depth(
     waits = intervals.clip(*waiting, low, high)
     below = intervals.covered_below
     waited = below(*waits, stop) - below(*waits, begin)
-    time = np.bincount(level, (stop - begin).astype(float), 1)
-    waiting_time = np.bincount(level, waited.astype(float), 1)
+    time = np.bincount(level, stop - begin, 1).astype(float)
+    waiting_time = np.bincount(level, waited, 1).astype(float)
     # Before the first and after the last command nothing is in flight.
     time[0] += max(0.0, high - low - time.sum())
     waiting_time[0] += max(0.0, float((waits[1] - waits[0]).sum()) - waiting_time.sum())
     return Depth(time, waiting_time)
+
+
+def found_full_share(start: Ints, done: Ints, size: int) -> float | None:
+    """Share of the commands with whose set-up a queue was full; None where no time is known.
+
+    Who waited for a tag is set up when one is given back: the queue is full with it.
+    """
+    known = (start >= 0) & (done >= start)
+    if not known.any():
+        return None
+    begun = np.searchsorted(np.sort(start[known]), start[known], side="right")
+    ended = np.searchsorted(np.sort(done[known]), start[known], side="right")
+    return float((begun - ended >= NEARLY_FULL * size).mean())
 
 
 def latency(start: Ints, done: Ints) -> Latency | None:
@@ -162,11 +173,11 @@ def accounts(
         account = QueueAccount(
             None if controller < 0 else controller, queue, carried, size_of.get(controller)
         )
-        found.append(_while_waiting(account, over))
+        found.append(_while_waiting(account, over, own))
     return tuple(found)
 
 
-def _while_waiting(account: QueueAccount, over: Depth) -> QueueAccount:
+def _while_waiting(account: QueueAccount, over: Depth, rows: Frame) -> QueueAccount:
     if account.load.latency is None:
         return account
     size = account.queue_size
@@ -175,4 +186,7 @@ def _while_waiting(account: QueueAccount, over: Depth) -> QueueAccount:
         waiting_depth=over.waiting_mean,
         idle_while_waiting_share=over.waiting_share(0, 0),
         full_while_waiting_share=over.waiting_share(NEARLY_FULL * size) if size else None,
+        found_full_share=found_full_share(rows["start_ns"], rows["done_ns"], size)
+        if size
+        else None,
     )

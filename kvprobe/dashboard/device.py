@@ -57,8 +57,7 @@ def _path(item: Any) -> Iterator[tuple[str, str | Text]]:
     if events is None:
         yield "on the path", Text("fabric events are not recorded", "dim")
         return
-    counts = [(number(events, key), name) for key, name in digest.PATH_EVENTS]
-    text = ", ".join(f"{units.count(count)} {name}" for count, name in counts if count != 0)
+    text = digest.path_events(events)
     yield "on the path", Text(text, "yellow") if text else Text("nothing happened", "dim")
 
 

@@ -56,9 +56,7 @@ class _Processor:
 
 
 def _detect(ledger: Ledger) -> list[Finding]:
-    devices = [
-        d for d in ledger.kv_devices if d.path and d.path.facts.transport in TRANSPORTS
-    ]
+    devices = [d for d in ledger.kv_devices if d.path and d.path.facts.transport in TRANSPORTS]
     requests = restoring(ledger)
     rows = kv_commands(ledger)
     share = device_share(requests)
@@ -72,7 +70,9 @@ def _detect(ledger: Ledger) -> list[Finding]:
     sure = _sure(core, received, n)
     if sure is None:
         return []
-    evidence = [Evidence("commands in flight while restores waited, mean", depth, "", len(rows["op"]))]
+    evidence = [
+        Evidence("commands in flight while restores waited, mean", depth, "", len(rows["op"]))
+    ]
     if core is not None:
         evidence += [
             Evidence(f"{core.name} in softirq while restores waited", core.softirq, "share",

@@ -1,9 +1,10 @@
 """Connections of the fabric lose segments, and the commands under way just then take longer.
 
 A command that takes long is more likely to be under way at any moment, so that comparing commands
-at an event with all others would always find a tail. The comparison is with the same events
-shifted round the window by other times (a circular shift test): same commands, same number of
-moments, same bursts, but no connection between the two.
+at an event with all others would always find a tail. So the question is put the other way round:
+of the slow commands, how many met an event, and how many would have met one if the events had been
+at other times? The same events are shifted round the window for that (a circular shift test): the
+same commands, the same bursts, but no connection between the two.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvprobe.correlator import intervals
 from kvprobe.correlator.ledger import DeviceAccount, Ledger
 from kvprobe.correlator.paths import CWR
 from kvprobe.findings import Detector
@@ -32,28 +32,44 @@ from kvprobe.schema import FabricKind
 
 MIN_EVENTS = 5
 """A stray retransmission or two happens on any network, without anybody noticing."""
-LONGER = 1.5
-"""Mean latency of commands under way at an event over that at shifted times."""
-CERTAIN_LONGER = 4.0
+MIN_SLOW = 10
+SLOW = 2.0
+"""Times the median latency from which a command is slow."""
+MOST_SLOW = 10_000
+"""Slow commands that the shifts look at; of more, each so many-th."""
+EXPLAINED_SHARE = 0.3
+"""Of the slow commands that met an event: the tail has other causes, but this one leads."""
+CERTAIN_SHARE = 0.8
+MORE_THAN_CHANCE = 1.5
 SHIFTS = 99
 CHANCE = 0.05
 """Share of the shifts that may show as much."""
 HEAVY = 0.01
-"""Retransmissions a command from which no undisturbed commands are left to compare with: with
+"""Losses a command from which no undisturbed commands are left to compare with: with
 several commands on a connection each of them meets some."""
 DISTURBED_SHARE = 0.5
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 ALL_QUEUES, ADMIN = -1, 0
+LOSSES = (FabricKind.RETRANSMIT, FabricKind.RECEIVE_GAP)
+"""A segment to the target was sent again, or one from the target was lost or overtaken."""
 
 
 @dataclass(frozen=True)
-class _Compared:
-    """Latency at the events over that at shifted times, and the share of shifts that show it."""
+class _Tail:
+    """Share of the ``n`` slow commands that met an event, what chance gives, how often it does."""
 
-    ratio: float
+    met: float
+    expected: float
     chance: float
+    n: int
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether events are behind the tail."""
+        more = self.met >= EXPLAINED_SHARE and self.met >= MORE_THAN_CHANCE * self.expected
+        return more and self.chance <= CHANCE
 
 
 def _detect(ledger: Ledger) -> list[Finding]:
@@ -65,14 +81,15 @@ def _detect(ledger: Ledger) -> list[Finding]:
     events = _events(ledger, rows)
     if len(events["time_ns"]) < MIN_EVENTS or len(rows["op"]) < MIN_COMMANDS:
         return []
-    disturbed = _disturbed(rows, events)
-    compared = _compare(rows, events, ledger.window_ns)
-    retransmits = int((events["kind"] == FabricKind.RETRANSMIT).sum())
-    heavy = retransmits >= HEAVY * len(rows["op"]) and disturbed.mean() >= DISTURBED_SHARE
-    clear = compared is not None and compared.ratio >= LONGER and compared.chance <= CHANCE
-    if not (clear or heavy):
+    groups = _groups(rows, events)
+    disturbed = _met(rows, groups)
+    tail = _tail(rows, groups, ledger.window_ns)
+    lost = int(np.isin(events["kind"], LOSSES).sum())
+    heavy = lost >= HEAVY * len(rows["op"]) and disturbed.mean() >= DISTURBED_SHARE
+    explained = tail is not None and tail.is_explained
+    if not (explained or heavy):
         return []
-    return [_finding(ledger, rows, events, disturbed, compared if clear else None)]
+    return [_finding(ledger, rows, events, disturbed, tail if explained else None)]
 
 
 def _events(ledger: Ledger, rows: Frame) -> Frame:
@@ -80,7 +97,7 @@ def _events(ledger: Ledger, rows: Frame) -> Frame:
     fabric, (low, high) = ledger.fabric, ledger.window_ns
     congested = (fabric["kind"] == FabricKind.CONGESTION_STATE) & (fabric["value"] >= CWR)
     own = np.isin(fabric["controller"], np.unique(rows["controller"][rows["controller"] >= 0]))
-    wanted = own & ((fabric["kind"] == FabricKind.RETRANSMIT) | congested)
+    wanted = own & (np.isin(fabric["kind"], LOSSES) | congested)
     wanted &= (fabric["time_ns"] >= low) & (fabric["time_ns"] <= high) & (fabric["queue"] != ADMIN)
     return {name: column[wanted] for name, column in fabric.items()}
 
@@ -98,71 +115,66 @@ def _groups(rows: Frame, events: Frame) -> list[tuple[Flags, Ints]]:
     return found
 
 
-def _disturbed(rows: Frame, events: Frame) -> Flags:
+def _met(rows: Frame, groups: list[tuple[Flags, Ints]]) -> Flags:
     """Commands that were under way at an event of their connection."""
-    disturbed = np.zeros(len(rows["op"]), bool)
-    for mine, times in _groups(rows, events):
+    met = np.zeros(len(rows["op"]), bool)
+    for mine, times in groups:
         begin = np.searchsorted(times, rows["start_ns"][mine], side="left")
         end = np.searchsorted(times, rows["done_ns"][mine], side="right")
-        disturbed[np.flatnonzero(mine)[end > begin]] = True
-    return disturbed
+        met[np.flatnonzero(mine)[end > begin]] = True
+    return met
 
 
-def _compare(rows: Frame, events: Frame, window_ns: tuple[int, int]) -> _Compared | None:
-    """The circular shift test; None where no command was under way at any event."""
+def _tail(
+    rows: Frame, groups: list[tuple[Flags, Ints]], window_ns: tuple[int, int]
+) -> _Tail | None:
+    """The circular shift test on the slow commands; None where there are too few."""
+    took = rows["done_ns"] - rows["start_ns"]
+    slow = np.flatnonzero(took > SLOW * np.median(took))
+    if len(slow) < MIN_SLOW:
+        return None
+    slow = slow[:: 1 + len(slow) // MOST_SLOW]
+    part = {name: column[slow] for name, column in rows.items()}
+    own = [(mine[slow], times) for mine, times in groups]
+    met = float(_met(part, own).mean())
     low, high = window_ns
-    span = high - low
-    shifts = np.concatenate([[0], span * np.arange(1, SHIFTS + 1) // (SHIFTS + 1)])
-    latency, count = np.zeros(len(shifts)), np.zeros(len(shifts))
-    for mine, times in _groups(rows, events):
-        if not mine.any():
-            continue
-        start, done = rows["start_ns"][mine], rows["done_ns"][mine]
-        begin, end, summed, level = intervals.step_function(start, done, (done - start).astype(float))
-        if not len(begin):
-            continue
-        moments = low + (times[None, :] - low + shifts[:, None]) % span
-        place = np.maximum(np.searchsorted(begin, moments, side="right") - 1, 0)
-        inside = (begin[place] <= moments) & (moments <= end[place])
-        latency += np.where(inside, summed[place], 0.0).sum(axis=1)
-        count += np.where(inside, level[place], 0).sum(axis=1)
-    used = count > 0
-    if not used[0] or used.sum() < SHIFTS / 2:
-        return None
-    means = latency[used] / count[used]
-    others = means[1:]
-    usual = float(np.median(others))
-    if usual <= 0:
-        return None
-    chance = (1 + int((others >= means[0]).sum())) / (1 + len(others))
-    return _Compared(float(means[0]) / usual, chance)
+    random = np.random.default_rng(len(took))
+    by_chance = []
+    for shift in random.integers(1, max(2, high - low), SHIFTS).tolist():
+        moved = [(mine, np.sort(low + (times - low + shift) % (high - low))) for mine, times in own]
+        by_chance.append(float(_met(part, moved).mean()))
+    as_many = sum(share >= met for share in by_chance)
+    return _Tail(met, float(np.mean(by_chance)), (1 + as_many) / (1 + SHIFTS), len(slow))
 
 
 def _finding(
-    ledger: Ledger, rows: Frame, events: Frame, disturbed: Flags, compared: _Compared | None
+    ledger: Ledger, rows: Frame, events: Frame, disturbed: Flags, tail: _Tail | None
 ) -> Finding:
     took = (rows["done_ns"] - rows["start_ns"]).astype(float)
     n = len(events["time_ns"])
-    retransmits = int((events["kind"] == FabricKind.RETRANSMIT).sum())
+    again, gaps = (int((events["kind"] == kind).sum()) for kind in LOSSES)
     evidence = [
-        Evidence("segments sent again", retransmits, "", n),
-        Evidence("congestion events: CWR, recovery, loss", n - retransmits, "", n),
-        Evidence("segments sent again, for each command", retransmits / len(took), "", len(took)),
+        Evidence("segments sent again", again, "", n),
+        Evidence("gaps in what arrived from the target", gaps, "", n),
+        Evidence("congestion events: CWR, recovery, loss", n - again - gaps, "", n),
+        Evidence("losses for each command", (again + gaps) / len(took), "", len(took)),
         Evidence("commands under way at such an event", int(disturbed.sum()), "", len(took)),
     ]
-    for name, part in (("at such an event", took[disturbed]), ("otherwise", took[~disturbed])):
+    for when, part in (("at such an event", took[disturbed]), ("otherwise", took[~disturbed])):
         if len(part) >= MIN_COMMANDS:
-            p99 = float(np.quantile(part, 0.99))
-            evidence.append(Evidence(f"latency {name}, median", float(np.median(part)), "ns", len(part)))
-            evidence.append(Evidence(f"latency {name}, p99", p99, "ns", len(part)))
-    if compared is not None:
-        evidence.append(Evidence("latency at events over that at shifted times", compared.ratio, "x", n))
-        evidence.append(Evidence("share of shifts that show as much", compared.chance, "share", SHIFTS))
-    sure = confidence(n, compared.ratio if compared else LONGER, LONGER, CERTAIN_LONGER)
+            mid, p99 = np.quantile(part, [0.5, 0.99]).tolist()
+            evidence.append(Evidence(f"latency {when}, median", mid, "ns", len(part)))
+            evidence.append(Evidence(f"latency {when}, p99", p99, "ns", len(part)))
+    if tail is not None:
+        evidence += [
+            Evidence("share of the slow commands that met an event", tail.met, "share", tail.n),
+            Evidence("share that would, were they apart", tail.expected, "share", SHIFTS),
+        ]
+    met = tail.met if tail else EXPLAINED_SHARE
     return Finding(
         slug="fabric_congestion",
         severity=severity(_cost(ledger, took, disturbed)),
-        confidence=sure,
+        confidence=confidence(n, met, EXPLAINED_SHARE, CERTAIN_SHARE),
         subject=_subject(ledger, events),
         evidence=tuple(evidence),
         would_disprove="commands that take as long while no segment is sent again",

@@ -26,7 +26,7 @@ from kvprobe.model import Evidence, Finding, ServiceCell
 from kvprobe.schema import OpKind
 
 FULL_SHARE = 0.25
-"""Of the time in which restores waited, with a queue full: one command in four found no tag."""
+"""Of the commands with which a queue was full: so many of them had to wait for a tag, or nearly."""
 CERTAIN_FULL_SHARE = 0.75
 MIN_LOAD_SHARE = 0.1
 """Of the KV devices' bytes: a queue that carries less does not decide how long restores take."""
@@ -49,12 +49,12 @@ def _detect(ledger: Ledger) -> list[Finding]:
 def _full(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
     """Queues that held as many commands as they can."""
     full = [
-        (queue, queue.full_while_waiting_share, queue.queue_size)
+        (queue, queue.found_full_share, queue.queue_size)
         for device in ledger.kv_devices
         for queue in device.queues
-        if queue.full_while_waiting_share is not None
+        if queue.found_full_share is not None
         and queue.queue_size
-        and queue.full_while_waiting_share >= FULL_SHARE
+        and queue.found_full_share >= FULL_SHARE
         and queue.load.commands >= MIN_COMMANDS
         and (queue.load.share or 0) >= MIN_LOAD_SHARE
     ]
@@ -64,8 +64,10 @@ def _full(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
     commands = sum(queue.load.commands for queue, *_ in full)
     evidence = [
         Evidence("queues that were full", len(full), "", _queue_count(ledger)),
-        Evidence("share of the waiting time with the worst one full", share, "share",
+        Evidence("share of the commands with which the worst one was full", share, "share",
                  worst.load.commands),
+        Evidence("share of the waiting time in which it was", worst.full_while_waiting_share,
+                 "share", worst.load.commands),
         Evidence("commands that a queue holds", size, "", len(full)),
         Evidence("highest depth of the worst one", worst.load.peak_depth, "", worst.load.commands),
         Evidence("its depth while restores waited, mean", worst.waiting_depth, "", commands),
@@ -79,7 +81,7 @@ def _full(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
         Finding(
             slug="queue_saturated",
             severity=severity(None if above is None else at_stake(requests, above)),
-            confidence=confidence(commands, share, FULL_SHARE, CERTAIN_FULL_SHARE),
+            confidence=confidence(len(requests), share, FULL_SHARE, CERTAIN_FULL_SHARE),
             subject=storage_name(ledger),
             evidence=tuple(evidence),
             would_disprove="a larger queue, or fewer reads in flight, with which reads wait as "

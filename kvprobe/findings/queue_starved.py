@@ -42,6 +42,8 @@ wrong: something else keeps requests from being served side by side."""
 MOST_SOFTWARE = 0.5
 """Share of a restore with reads open and nothing below them from which software is the cause:
 ``small_blocks`` looks at that."""
+HELD_BACK = 0.5
+"""Commands in flight for each open read below which most reads do not reach the device."""
 SPREADABLE_DEPTH = 2.0
 """Commands in flight on one queue from which a second queue had something to carry."""
 
@@ -87,6 +89,8 @@ def _shallow(
     ledger: Ledger, requests: list[Restored], depth: float, evidence: list[Evidence]
 ) -> list[Finding]:
     speed_up, cells = measured_speed_up(ledger)
+    if speed_up is not None and depth < HELD_BACK * _reads_open(requests):
+        speed_up = None  # rates at more reads are those of what holds them back
     if speed_up is not None and speed_up < MIN_SPEED_UP:
         return []
     sure = confidence(len(requests), -depth, -FAR_BELOW * BUSY_DEPTH, 0.0)
@@ -107,6 +111,11 @@ def _shallow(
             would_disprove="a run with twice the reads in flight in which restores are no shorter",
         )
     ]
+
+
+def _reads_open(requests: list[Restored]) -> float:
+    """Reads that a restore keeps open, mean over the requests."""
+    return sum(r.restore.effective_depth or 0.0 for r in requests) / len(requests)
 
 
 def _one_queue(

@@ -33,7 +33,7 @@ CERTAIN_SLOWER = 3.0
 MIN_LOW = 1.25
 """Low end of the interval."""
 MIN_DIFFERENCE_NS = 20_000
-"""The noise of an interrupt; a ratio of two small latencies is nothing that a restore would feel."""
+"""The noise of an interrupt: no restore would feel a ratio of two latencies that small."""
 SLICES = 20
 MIN_SLICES = 5
 DRAWS = 500

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ UNIT_TOKENS = 256
 LOOKUP_TID, READER_TID = 11, 100
 NQN = "nqn.2014-08.org.nvmexpress:uuid:kv"
 RESERVED_TAGS = 1
-PREFILL_NS = 20 * MS
 START_NS = 1_000_000_000
 
 
@@ -45,8 +45,9 @@ class FabricNode:
     ``paths`` with ``policy`` "round-robin" or "numa" (the first path only). ``extra_ns`` is the
     longer way of each path. ``stalls`` are (start, length): all connections of path 0 lose a
     segment then, and what was to arrive does so at its end, when the segment is sent again.
-    ``one_at_a_time`` lets the node's reads through one by one. ``receive_factor`` makes the
-    receiving processor slower, and busy. ``stamps`` False: sent and arrived were not recorded.
+    ``one_at_a_time``: blk-throttle lets the node's reads through one by one. ``receive_factor``
+    makes the receiving processor slower, and busy. ``stamps`` False: neither sending nor arrival
+    was recorded.
     """
 
     seed: int = 3
@@ -65,6 +66,7 @@ class FabricNode:
     one_at_a_time: bool = False
     pinned: bool = False
     wire_ns: int = 300 * US
+    prefill_ns: int = 20 * MS
     receive_factor: float = 1.0
     stamps: bool = True
     transport: NvmeTransport = NvmeTransport.TCP
@@ -84,7 +86,7 @@ class FabricNode:
         self._identity = 0
         self._started = 0
         for slot in range(self.concurrency):
-            self._at(START_NS + slot * 137 * US, lambda now, slot=slot: self._request(now, slot))
+            self._at(START_NS + slot * 137 * US, partial(self._request, slot))
         while self._events:
             now, _, action = heapq.heappop(self._events)
             action(now)
@@ -97,7 +99,7 @@ class FabricNode:
 
     # ------------------------------------------------------------ the engine
 
-    def _request(self, now: int, slot: int) -> None:
+    def _request(self, slot: int, now: int) -> None:
         if self._started == self.requests:
             return
         i, self._started = self._started, self._started + 1
@@ -109,7 +111,7 @@ class FabricNode:
         waiting = list(reversed(keys))
         left = len(keys)
 
-        def read_next(when: int, tid: int) -> None:
+        def read_next(tid: int, when: int) -> None:
             if waiting:
                 self._read(when + 10 * US, waiting.pop(), tid, lambda end: done(end, tid))
 
@@ -117,17 +119,17 @@ class FabricNode:
             nonlocal left
             left -= 1
             if left:
-                read_next(end, tid)
+                read_next(tid, end)
             else:
                 self._finish(i, now, end, slot)
 
         for task in range(min(self.in_flight, len(keys))):
             tid = READER_TID + slot * 64 + task
-            self._at(at + 80 * US + task * 3 * US, lambda when, tid=tid: read_next(when, tid))
+            self._at(at + 80 * US + task * 3 * US, partial(read_next, tid))
 
     def _finish(self, i: int, arrival: int, last: int, slot: int) -> None:
         start = last + 40 * US
-        end = start + int(PREFILL_NS * self.rng.normal(1, 0.02))
+        end = start + int(self.prefill_ns * self.rng.normal(1, 0.02))
         self.tables["requests"].append(
             {
                 "id": f"r{i}", "arrival_ns": arrival, "scheduled_ns": arrival + 40 * US,
@@ -137,8 +139,7 @@ class FabricNode:
                 "computed_tokens": 2 * UNIT_TOKENS,
             }
         )  # fmt: skip
-        self._at(end + int(self.rng.integers(100 * US, 900 * US)),
-                 lambda now: self._request(now, slot))  # fmt: skip
+        self._at(end + int(self.rng.integers(100 * US, 900 * US)), partial(self._request, slot))
 
     def _lookup(self, kind: LookupKind, tid: int, at: int, key: str, result: int) -> None:
         row: dict[str, Any] = {
@@ -224,15 +225,16 @@ class FabricNode:
                 "queued_ns": setup - US, "issued_ns": setup + US // 2, "done_ns": end,
                 "request": request, "sector": sector, "bytes": size, "device": device,
                 "tgid": 10, "tid": tid, "flags": 0, "op": 0, "hw_queue": queue - 1,
-                "method": BlockMethod.DIRECT, "status": 0, "held": 0, "inode": inode_of(key),
-                "fs_device": FS_DEVICE, "offset": 0,
+                "method": BlockMethod.DIRECT, "status": 0, "held": int(self.one_at_a_time),
+                "inode": inode_of(key), "fs_device": FS_DEVICE, "offset": 0,
             }
         )  # fmt: skip
         self.tables["nvme"].append(
             {
                 "done_ns": done, "setup_ns": setup, "sent_ns": sent if self.stamps else None,
                 "arrived_ns": arrived if self.stamps else None, "request": request,
-                "bytes": size, "device": device, "nsid": 1, "controller": self._controller(path, now),
+                "bytes": size, "device": device, "nsid": 1,
+                "controller": self._controller(path, now),
                 "queue": queue, "command_id": self._identity & 0xFFF, "status": 0, "opcode": 2,
                 "retries": 0, "transport": self.transport, "reserved": 0,
             }
@@ -288,14 +290,14 @@ class FabricNode:
         )
 
     def host_rows(self, end_ns: int) -> list[dict[str, Any]]:
-        """Counters of two processors each 100 ms; the first receives."""
+        """Counters of two processors each 20 ms; the first receives."""
         busy = {"cpu0": 0.97 if self.receive_factor > 2 else 0.35, "cpu1": 0.4}
         soft = {"cpu0": 0.62 if self.receive_factor > 2 else 0.1, "cpu1": 0.05}
         rows = []
-        for i, time in enumerate(range(START_NS - 10 * MS, end_ns + 100 * MS, 100 * MS)):
+        for i, time in enumerate(range(START_NS - 10 * MS, end_ns + 20 * MS, 20 * MS)):
             for name in busy:
                 for metric, share in (("cpu_busy_ns", busy), ("cpu_softirq_ns", soft)):
-                    value = share[name] * i * 100 * MS
+                    value = share[name] * i * 20 * MS
                     rows.append(
                         {"time_ns": time, "metric": metric, "subject": name, "value": value}
                     )
@@ -303,7 +305,7 @@ class FabricNode:
 
     def manifest(self, **changes: Any) -> Manifest:
         """The facts of the run."""
-        last = max(row["first_token_ns"] for row in self.tables["requests"])
+        last = max((r["first_token_ns"] for r in self.tables["requests"]), default=START_NS)
         recorded = ("ops", "lookups", "block", "nvme", "fabric")
         given: dict[str, Any] = {
             "kvprobe": "test",

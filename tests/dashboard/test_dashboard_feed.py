@@ -13,7 +13,7 @@ from kvprobe.capture.reader import Capture, open_capture
 from kvprobe.capture.tables import Tables
 from kvprobe.dashboard.feed import SPEEDS, LiveFeed, ReplayFeed
 from kvprobe.errors import KvprobeError
-from kvprobe.model import DeviceFacts, EngineFacts, Loss, ProgramCost
+from kvprobe.model import DeviceFacts, EngineFacts, Loss, NvmePath, ProgramCost
 from kvprobe.sources import Batch
 from tests.capture.fake_source import block_rows, lookup_rows, manifest, request_dicts
 from tests.reports.recorded import REQUESTS, write_capture
@@ -36,6 +36,7 @@ class Source:
         self.closed = 0
         self.engine = EngineFacts("vllm")
         self.devices: tuple[DeviceFacts, ...] = ()
+        self.nvme_paths: tuple[NvmePath, ...] = ()
         self.finished = False
         self.measured_ns = None
         self.start_ns = time.monotonic_ns()

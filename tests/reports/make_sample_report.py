@@ -210,6 +210,88 @@ def timeline() -> list[dict[str, Any]]:
     return points
 
 
+def load(
+    commands: int, writes: int, size: int, share: float, depth: tuple[float, int, int], median: int
+) -> dict[str, Any]:
+    """What a queue or a device carried; depth is mean, p99 and peak."""
+    return {
+        "commands": commands, "reads": commands - writes, "writes": writes, "bytes": size,
+        "share": share, "rate_per_s": commands / 60.003917229,
+        "mean_depth": depth[0], "p99_depth": depth[1], "peak_depth": depth[2],
+        "latency": {"median_ns": median, "p95_ns": median * 3.1, "p99_ns": median * 7.3,
+                    "n": commands},
+    }  # fmt: skip
+
+
+def queue(controller: int | None, number: int, *carried: Any) -> dict[str, Any]:
+    """One queue."""
+    return {
+        "controller": controller, "queue": number, **load(*carried), "queue_size": 128,
+        "waiting_depth": carried[4][0] * 1.9, "idle_while_waiting_share": 0.211,
+        "full_while_waiting_share": 0.0, "found_full_share": 0.0,
+    }  # fmt: skip
+
+
+def fabric() -> list[dict[str, Any]]:
+    """Two paths to one namespace: the second is farther and loses segments."""
+    found = []
+    for index, (median, segments) in enumerate(
+        (
+            (311_000, (("driver",), ("wire_and_target",), ("receive",), ("completion",))),
+            (1_203_000, (("driver", "wire_and_target"), ("receive",), ("completion",))),
+        )
+    ):
+        half = 12_007 - 2 * index
+        shares = (0.03, 0.79, 0.17, 0.01) if index == 0 else (0.951, 0.044, 0.005)
+        deep = (1.7 + 4.4 * index, 6 + 13 * index, 15 + 16 * index)
+        quarter = (1.1 + 2.1 * index, 4 + 7 * index, 9 + 9 * index)
+        name, address = f"nvme3c{index}n1", f"traddr=10.7.{index}.21,trsvcid=4420"
+        found.append(
+            {
+                "name": name,
+                "transport": "nvme tcp",
+                "head": "nvme3n1",
+                "path": {
+                    "device": 271_581_184 + index, "name": name, "head": "nvme3n1",
+                    "controller": index, "transport": "tcp", "head_device": 271_581_190,
+                    "nqn": "nqn.2014-08.org.example:kv", "address": address, "nsid": 1,
+                    "namespace": None, "state": "live", "ana_state": "optimized",
+                    "io_queues": 2, "queue_size": 128, "iopolicy": "round-robin",
+                    "numa_node": 0, "names": ["nvme3c5n1", name] if index else [name],
+                    "events": {"failovers": 0, "retransmits": 31 * index,
+                               "receive_gaps": 0, "congestion_events": 9 * index, "reconnects": index,
+                               "timeouts": 0, "send_waits": 0},
+                },
+                "load": load(2 * half, 14, 2 * half * 1_048_576, 0.5, deep, median),
+                "queues": [
+                    queue(index, number, half, 7, half * 1_048_576, 0.25, quarter, median)
+                    for number in (1, 2)
+                ],
+                "segments": [
+                    {
+                        "parts": list(parts), "share": share, "n": 2 * half,
+                        "total_ns": int(median * 2 * half * share),
+                        "median_ns": median * share, "p95_ns": median * share * 3.1,
+                        "why_merged": "function nvme_tcp_try_send: this kernel has no such "
+                        "function" if len(parts) > 1 else "",
+                    }
+                    for parts, share in zip(segments, shares, strict=True)
+                ],
+                "counted_from": "nvme",
+                "lost_share": 0.0031 * index,
+                "depth": {"mean": deep[0], "p99": deep[1], "time_at_zero_share": 0.19},
+                "reads": 2 * half - 14, "read_bytes": (2 * half - 14) * 1_048_576,
+                "writes": 14, "write_bytes": 14 * 1_048_576,
+                "read_latency": {"median_ns": median, "p5_ns": median * 0.8,
+                                 "p95_ns": median * 3.1, "n": 2 * half - 14},
+                "surface": [],
+                "timeline": [],
+                "little_check": {"ratio": 0.991, "n": 2 * half},
+            }
+        )  # fmt: skip
+    return found
+
+
 def devices() -> list[dict[str, Any]]:
     """The device that serves the restores, and one that hardly does anything."""
     surface = [
@@ -231,7 +313,13 @@ def devices() -> list[dict[str, Any]]:
         {
             "name": "loop3",
             "transport": "loop",
-            "queues": [{"hw_queue": 0, "requests": 162_013, "bytes": 42_471_653_376}],
+            "head": None,
+            "path": None,
+            "load": load(162_013, 1_902, 42_471_653_376, 1.0, (1.21, 4, 11), 583_000),
+            "queues": [queue(None, 0, 162_013, 1_902, 42_471_653_376, 1.0, (1.21, 4, 11), 583_000)],
+            "segments": [],
+            "counted_from": "block",
+            "lost_share": 0.0,
             "depth": {"mean": 1.13, "p99": 4, "time_at_zero_share": 0.412},
             "reads": 160_111,
             "read_bytes": 41_972_137_984,
@@ -261,6 +349,7 @@ def devices() -> list[dict[str, Any]]:
             "timeline": [],
             "little_check": {"ratio": None, "n": 224},
         },
+        *fabric(),
     ]
 
 
@@ -367,7 +456,7 @@ def document(seed: int = 20261201) -> dict[str, Any]:
             "host": "kv-node-07",
             "kernel": "6.18.0-amd64",
             "loader": "core",
-            "devices": ["loop3", "nvme0n1"],
+            "devices": ["loop3", "nvme0n1", "nvme3n1"],
             "engine": {
                 "name": "vllm_fs", "model": "Llama-3.1-8B", "unit_tokens": UNIT_TOKENS,
                 "unit_bytes": UNIT_BYTES, "bytes_per_token": UNIT_BYTES // UNIT_TOKENS,

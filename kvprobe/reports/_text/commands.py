@@ -13,22 +13,28 @@ from kvprobe.reports._text.page import Column, Page, paragraph, table
 from kvprobe.sources.nvme import short_address
 
 
-def lines(item: Any) -> Iterator[tuple[str, str]]:
-    """What is said of a path and of the commands that went over it."""
+def path_lines(item: Any) -> Iterator[tuple[str, str]]:
+    """An NVMe path and what happened on it; nothing for other devices."""
     path = pick(item, "path")
     if path is not None:
         yield "path", _path(path)
         yield "on the path", _events(pick(path, "events"))
+
+
+def lines(item: Any) -> Iterator[tuple[str, str]]:
+    """What is said of the commands of a device, where there is more than one queue or a path."""
     load = pick(item, "load")
-    if load is not None and (path is not None or len(rows(item, "queues")) > 1):
-        yield "commands", _load(load)
+    if load is not None and (pick(item, "path") is not None or len(rows(item, "queues")) > 1):
+        yield from _load(load)
     segments = rows(item, "segments")
     if segments:
         n = units.count(max((number(s, "n") or 0 for s in segments), default=None))
-        shares = [f"{digest.segment_name(s)} {units.share(number(s, 'share'))}" for s in segments]
-        yield "device time", f"{', '.join(shares)} (n={n})"
-        middle = [units.duration(number(segment, "median_ns")) for segment in segments]
-        yield "median", ", ".join(middle)
+        parts = [
+            f"{digest.segment_name(s)} {units.share(number(s, 'share'))} "
+            f"(median {units.duration(number(s, 'median_ns'))})"
+            for s in segments
+        ]
+        yield "device time", f"{', '.join(parts)}; n={n}"
     for segment in segments:
         if why := label(segment, "why_merged"):
             yield "merged", f"{digest.segment_name(segment)}: {why}"
@@ -37,7 +43,7 @@ def lines(item: Any) -> Iterator[tuple[str, str]]:
         yield (
             "rows missing",
             f"{units.share(lost)} of the {table_name} rows were lost or thinned: counts and depths "
-            "here are of the others",
+            "of commands are of the others",
         )
 
 
@@ -53,7 +59,7 @@ def _path(path: Any) -> str:
         words.append(f"{units.count(queues)} I/O queues of {units.count(size)}")
     names = pick(path, "names")
     if isinstance(names, list) and len(names) > 1:
-        earlier = ", ".join(digest.printable(str(name)) for name in names[:-1])
+        earlier = ", ".join(digest.printable(n) for n in names[:-1] if isinstance(n, str))
         words.append(f"reconnected: was {earlier}")
     return ", ".join(word for word in words if word) or units.UNKNOWN
 
@@ -61,25 +67,28 @@ def _path(path: Any) -> str:
 def _events(events: Any) -> str:
     if events is None:
         return f"{units.UNKNOWN}: fabric events were not recorded"
-    counts = [(number(events, key), name) for key, name in digest.PATH_EVENTS]
-    seen = [f"{units.count(count)} {name}" for count, name in counts if count != 0]
-    return ", ".join(seen) or "no failover, retransmission, congestion, reconnect or timeout"
+    said = digest.path_events(events)
+    return said or "no failover, retransmission, congestion, reconnect or timeout"
 
 
-def _load(load: Any) -> str:
-    rate = number(load, "rate_per_s")
-    latency = pick(load, "latency")
-    answered = [units.duration(number(latency, key)) for key in ("median_ns", "p95_ns", "p99_ns")]
-    return (
-        f"{units.count(number(load, 'commands'))} "
-        f"({units.share(number(load, 'share'))} of the bytes of all paths), "
-        f"{units.UNKNOWN if rate is None else units.digits(rate)} a second; "
-        f"depth mean {units.fixed(number(load, 'mean_depth'))}, "
-        f"p99 {units.count(number(load, 'p99_depth'))}, "
-        f"peak {units.count(number(load, 'peak_depth'))}; "
-        f"latency median {answered[0]}, p95 {answered[1]}, p99 {answered[2]} "
-        f"(n={units.count(number(latency, 'n'))})"
+def _load(load: Any) -> Iterator[tuple[str, str]]:
+    rate, latency = number(load, "rate_per_s"), pick(load, "latency")
+    yield (
+        "commands",
+        f"{units.count(number(load, 'commands'))}, {units.share(number(load, 'share'))} of the "
+        f"bytes of all paths, {units.UNKNOWN if rate is None else units.digits(rate)} a second",
     )
+    yield (
+        "in flight",
+        f"mean {units.fixed(number(load, 'mean_depth'))}, "
+        f"p99 {units.count(number(load, 'p99_depth'))}, "
+        f"peak {units.count(number(load, 'peak_depth'))}",
+    )
+    shown = [
+        f"{name} {units.duration(number(latency, key))}"
+        for key, name in (("median_ns", "median"), ("p95_ns", "p95"), ("p99_ns", "p99"))
+    ]
+    yield "latency", f"{', '.join(shown)} (n={units.count(number(latency, 'n'))})"
 
 
 def queue_table(item: Any, page: Page) -> Iterator[RenderableType]:

@@ -26,7 +26,9 @@ def devices(document: Document, page: Page) -> Iterator[RenderableType]:
         yield heading(
             f"Device {name}", f"path to {head}, {note}" if head and head != name else note
         )
-        yield labelled([*_lines(document, item, page), *commands.lines(item)])
+        yield labelled(
+            [*commands.path_lines(item), *_lines(document, item, page), *commands.lines(item)]
+        )
         yield from commands.queue_table(item, page)
         surface = rows(item, "surface")
         if surface:
