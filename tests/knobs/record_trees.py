@@ -1,9 +1,10 @@
-"""Record ``tests/data/sysfs/KERNEL-TRANSPORT.json`` in a guest of the lab; one boot does all three.
+"""Record ``tests/data/sysfs/KERNEL-KIND.json`` in a guest of the lab; one boot does three kinds.
 
     python -m tests.lab.guest 6.12 --nvme 64 --results tests/data/sysfs -- \
         .venv/bin/python -m tests.knobs.record_trees
 
-The disk has one partition with an ext4 file system, which is mounted.
+The disk has one partition with an ext4 file system, which is mounted. ``separate`` as an argument,
+in a boot of its own, records two paths by TCP without native multipath.
 """
 
 import os
@@ -13,8 +14,16 @@ from pathlib import Path
 
 from tests.knobs import copy_sysfs
 from tests.lab.case import Backing, Topology
-from tests.lab.stand import stand
-from tests.lab.target import run, wait_for
+from tests.lab.stand import connect, stand
+from tests.lab.target import (
+    NQN,
+    addresses,
+    backing_store,
+    load_modules,
+    run,
+    target,
+    wait_for,
+)
 
 POINT = Path("/mnt/kvtree")
 FIRST_SECTOR = 2048
@@ -50,6 +59,25 @@ def record(transport: str, out: Path) -> None:
             run("umount", str(POINT))
 
 
+def record_separate(out: Path) -> None:
+    """Each path has a disk of its own where the driver does not join them."""
+    run("modprobe", "nvme_core", "multipath=N")
+    topology = Topology("tcp", 2, backing=Backing(size_mib=64, memory_backed=True))
+    load_modules("tcp")
+    with backing_store(topology.backing) as disk, target(topology, disk):
+        for address in addresses(topology):
+            connect(topology, address)
+        try:
+            wait_for(Path("/dev/nvme1n1").exists, "/dev/nvme1n1")
+            copy_sysfs.main(str(out / f"{os.environ['KVPROBE_LAB_KERNEL']}-separate.json"))
+        finally:
+            run("nvme", "disconnect", "-n", NQN)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("tcp", "rdma", "pci"):
-        record(name, Path(os.environ["KVPROBE_LAB_RESULTS"]))
+    results = Path(os.environ["KVPROBE_LAB_RESULTS"])
+    if sys.argv[1:] == ["separate"]:
+        record_separate(results)
+    else:
+        for name in ("tcp", "rdma", "pci"):
+            record(name, results)

@@ -18,10 +18,9 @@ from kvprobe.errors import KvprobeError
 from kvprobe.knobs import Family, Reach, Setting
 from kvprobe.knobs._subjects import Roots
 from kvprobe.schema import KNOBS
-from tests.knobs.trees import Tree, names, plant
+from tests.knobs.trees import LOCAL, MULTIPATH, SEPARATE, Tree, names, plant
 
 PACKAGE = Path(knobs.__file__).parent
-MULTIPATH = [name for name in names() if not name.endswith("pci")]
 
 
 @pytest.fixture
@@ -156,12 +155,21 @@ def test_the_host_once_and_every_nvme_disk(tree: Tree) -> None:
     assert not any("loop" in disk or "ram" in disk for disk in disks), "not in use"
 
 
-@pytest.mark.parametrize("tree", [n for n in names() if n.endswith("pci")], indirect=True)
+@pytest.mark.parametrize("tree", LOCAL, indirect=True)
 def test_a_local_device_gets_its_queues_from_the_module(tree: Tree) -> None:
     found = by_name(knobs.read_all(knobs.of_device("nvme0n1", tree.roots)))
     assert found["queue_size", "nvme0"].reach is Reach.MODULE_RELOAD
     assert found["nvme.io_queue_depth", "host"].value == "1024"
     assert found["max_hw_sectors_kb", "nvme0n1"].value == "128", "the device has MDTS 5"
+
+
+@pytest.mark.parametrize("tree", SEPARATE, indirect=True)
+def test_a_policy_without_native_multipath(tree: Tree) -> None:
+    found = by_name(knobs.read_all(knobs.of_host(tree.roots)))
+    assert found["nvme_core.multipath", "host"].value == "N"
+    policies = [each for (name, _), each in found.items() if name == "iopolicy"]
+    assert all("does nothing" in each.note for each in policies)
+    assert found["scheduler", "nvme1n1"].reach is Reach.LIVE
 
 
 # ---------------------------------------------------------------- made-up machines

@@ -15,10 +15,9 @@ from kvprobe.sources import devices, nvme
 from kvprobe.sources.path_watch import PathWatch
 from kvprobe.sources.queues import HardwareQueue, ranges
 from kvprobe.sources.topology import Kind, Layer, chain_below
-from tests.knobs.trees import Tree, names, plant
+from tests.knobs.trees import LOCAL, MULTIPATH, SEPARATE, Tree, names, plant
 
 NQN = "nqn.2014-08.org.nvmexpress:kvprobe-lab"
-MULTIPATH = [name for name in names() if not name.endswith("pci")]
 
 
 @pytest.fixture
@@ -37,8 +36,7 @@ def numbers(tree: Tree) -> dict[str, int]:
 
 
 def test_trees_of_both_kernels_are_there() -> None:
-    assert {name.split("-")[0] for name in names()} == {"6.1", "6.12"}
-    assert {name.split("-")[1] for name in names()} == {"tcp", "rdma", "pci"}
+    assert set(names()) == {*MULTIPATH, *LOCAL, *SEPARATE}
 
 
 @pytest.mark.parametrize("tree", MULTIPATH, indirect=True)
@@ -59,7 +57,7 @@ def test_two_paths_to_one_namespace(tree: Tree) -> None:
     assert [p.controller for p in found] == [0, 1]
 
 
-@pytest.mark.parametrize("tree", [n for n in names() if n.endswith("pci")], indirect=True)
+@pytest.mark.parametrize("tree", LOCAL, indirect=True)
 def test_a_local_device(tree: Tree) -> None:
     (found,) = paths(tree)
     assert (found.transport, found.nsid, found.state) == ("pcie", 1, "live")
@@ -69,7 +67,18 @@ def test_a_local_device(tree: Tree) -> None:
     assert found.iopolicy is None, "there is only one way"
 
 
-@pytest.mark.parametrize("tree", MULTIPATH[:1], indirect=True)
+@pytest.mark.parametrize("tree", SEPARATE, indirect=True)
+def test_two_paths_that_are_not_joined(tree: Tree) -> None:
+    first, second = paths(tree)
+    assert (first.name, second.name) == ("nvme0n1", "nvme1n1")
+    assert [p.head for p in (first, second)] == ["nvme0n1", "nvme1n1"], "no head is theirs"
+    assert [p.head_device for p in (first, second)] == [first.device, second.device]
+    assert first.namespace == second.namespace and first.key != second.key
+    assert first.ana_state is None and first.iopolicy is None
+    assert nvme.native_multipath(tree.sysfs) is False
+
+
+@pytest.mark.parametrize("tree", MULTIPATH[1:2], indirect=True)
 def test_a_lower_nr_requests_bounds_what_fits(tree: Tree) -> None:
     (tree.sysfs / "block/nvme0c1n1/queue/nr_requests").write_text("11\n")
     assert [p.queue_size for p in paths(tree)] == [31, 10]
@@ -134,7 +143,7 @@ nvme0n1p1 (259:3): partition, 63.0 MiB
       ├─ queue pair 1, 30 commands, CPUs 0
       └─ queue pair 2, 30 commands, CPUs 1
 """
-LOCAL = """\
+ONE_DEVICE = """\
 nvme0n1p1 (259:1): partition, 63.0 MiB
 └─ nvme0n1 (259:0): disk, 64.0 MiB
    ├─ nvme0: pcie 0000:00:04.0, live, 2 I/O queues of 1024 entries
@@ -144,7 +153,7 @@ nvme0n1p1 (259:1): partition, 63.0 MiB
 
 
 @pytest.mark.parametrize(
-    ("tree", "text"), [("6.12-tcp", TWO_PATHS), ("6.12-pci", LOCAL)], indirect=["tree"]
+    ("tree", "text"), [("6.12-tcp", TWO_PATHS), ("6.12-pci", ONE_DEVICE)], indirect=["tree"]
 )
 def test_golden_chain(tree: Tree, text: str) -> None:
     layer = chain_below("nvme0n1p1", tree.sysfs, tree.mountinfo, tree.diskstats)
@@ -152,7 +161,7 @@ def test_golden_chain(tree: Tree, text: str) -> None:
     assert drawn == text.replace("NQN", NQN)
 
 
-@pytest.mark.parametrize("tree", MULTIPATH[:1], indirect=True)
+@pytest.mark.parametrize("tree", MULTIPATH[1:2], indirect=True)
 def test_a_path_that_comes_back_under_another_name(tree: Tree) -> None:
     watch = PathWatch(tree.sysfs, tree.mountinfo, tree.diskstats)
     before = watch.paths
@@ -176,9 +185,18 @@ def test_a_path_that_comes_back_under_another_name(tree: Tree) -> None:
     assert old.key == new.key and old.device == new.device
     assert watch.paths.index(new) > watch.paths.index(old), "the number is the newer one's now"
     assert [d.name for d in watch.devices if d.device == new.device] == ["nvme0c2n1"]
+    # and back again
+    for kind, number in (("block", "c2n1"), ("class/nvme", "2")):
+        (tree.sysfs / kind / f"nvme{'0' if kind == 'block' else ''}{number}").unlink()
+    (tree.sysfs / "block/nvme0c0n1").symlink_to(controllers / "nvme0/nvme0c0n1")
+    (tree.sysfs / "class/nvme/nvme0").symlink_to(controllers / "nvme0")
+    tree.diskstats.write_text(tree.diskstats.read_text().replace("nvme0c2n1", "nvme0c0n1"))
+    watch.look()
+    assert watch.paths.index(old) > watch.paths.index(new)
+    assert [d.name for d in watch.devices if d.device == old.device] == ["nvme0c0n1"]
 
 
-@pytest.mark.parametrize("tree", MULTIPATH[:1], indirect=True)
+@pytest.mark.parametrize("tree", MULTIPATH[1:2], indirect=True)
 def test_a_state_that_changes_is_taken_in(tree: Tree) -> None:
     watch = PathWatch(tree.sysfs, tree.mountinfo, tree.diskstats)
     (tree.sysfs / "class/nvme/nvme1/state").write_text("connecting\n")
@@ -194,7 +212,7 @@ def test_a_state_that_changes_is_taken_in(tree: Tree) -> None:
     assert {p.ana_state for p in watch.paths} == {"optimized", "inaccessible"}
 
 
-@pytest.mark.parametrize("tree", MULTIPATH[:1], indirect=True)
+@pytest.mark.parametrize("tree", MULTIPATH[1:2], indirect=True)
 def test_newer_kernels_list_the_paths(tree: Tree) -> None:
     assert nvme.paths_of_head("nvme0n1", tree.sysfs) == ["nvme0c0n1", "nvme0c1n1"]
     listed = tree.sysfs / "block/nvme0n1/multipath"

@@ -39,8 +39,14 @@ class Tree:
 
 
 def names() -> list[str]:
-    """All recorded machines, such as ``6.12-tcp``."""
+    """All recorded machines, KERNEL-KIND."""
     return sorted(path.stem for path in DATA.glob("*.json"))
+
+
+MULTIPATH = ("6.1-rdma", "6.1-tcp", "6.12-rdma", "6.12-tcp")
+LOCAL = ("6.1-pci", "6.12-pci")
+SEPARATE = ("6.12-separate",)
+"""Two paths without native multipath."""
 
 
 def plant(name: str, root: Path) -> Tree:
