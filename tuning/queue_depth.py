@@ -61,7 +61,8 @@ def _more_reads(finding: Finding, facts: Facts) -> list[Proposal]:
     costs = {
         depth: then.mid
         for depth in DEPTHS
-        if (then := predict_restore(facts, reads_in_flight=depth)) is not None
+        if depth > round(facts.restore.effective_depth)
+        and (then := predict_restore(facts, reads_in_flight=depth)) is not None
     }
     depth = smallest_near_best(costs)
     if depth is None:
