@@ -27,6 +27,7 @@ from kvprobe.capture.recorder import Recorder
 from kvprobe.commands._live import open_live
 from kvprobe.model import Filters
 from tests.lab.case import Case, Fault, Work, load
+from tests.lab.loaders import run_loaders
 from tests.lab.stand import MOUNT, Stand, stand
 from tests.lab.target import BLOCK, load_modules
 
@@ -261,6 +262,8 @@ def main() -> int:
                 run_doctor(folder)
             elif name == "compile":
                 run_compile(folder)
+            elif name == "loaders":
+                run_loaders(folder)
             else:
                 run_case(load(name), folder)
         except Exception as error:
