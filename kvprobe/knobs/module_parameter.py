@@ -96,6 +96,7 @@ _KNOBS = (
         default="N",
         allowed="Y N (from Linux 6.10)",
         risk="bound work waits behind an engine that is pinned to the same CPU",
+        ignored="a write succeeds, but the module looks when it is loaded",
     ),
     _depth(
         "nvme_tcp.tls_handshake_timeout",

@@ -14,7 +14,8 @@ CPUS = Knob(
     "CPUs that may do the work of NVMe/TCP connections",
     Reach.LIVE,
     default="all CPUs",
-    allowed="a mask of CPUs; there only with nvme_tcp.wq_unbound",
+    allowed="a mask of CPUs, from Linux 6.10 on",
+    ignored="without nvme_tcp.wq_unbound the work stays on the CPU of its queue",
     risk="too few CPUs bound the throughput of all queues",
 )
 

@@ -181,6 +181,8 @@ def made_up(root: Path) -> Tree:
     for index, name in enumerate(("sda", "sdb", "md0")):
         tree.write(f"sys/block/{name}/dev", f"{9 if name == 'md0' else 8}:{index * 16}\n")
         tree.write(f"sys/block/{name}/queue/read_ahead_kb", f"{131 * (index + 1)}\n")
+    tree.write("sys/block/loop7/dev", "7:7\n")
+    tree.write("sys/block/loop7/queue/read_ahead_kb", "139\n")
     for name in ("sda", "sdb"):
         tree.write(f"sys/block/md0/slaves/{name}/x", "")
         tree.write(f"sys/block/{name}/holders/md0/x", "")
@@ -210,7 +212,7 @@ def made_up(root: Path) -> Tree:
         "21 1 9:32 /x /bound rw - xfs /dev/md0 rw,sunit=128,swidth=384\n"
         "22 1 0:50 / /nfs rw - nfs4 server:/export rw,rsize=262144,wsize=131072,nconnect=7\n"
         f"23 1 0:60 / {groups} rw - cgroup2 cgroup2 rw\n"
-        "24 1 0:61 / /snap rw - squashfs /dev/sdb rw\n",
+        "24 1 7:7 / /snap rw - squashfs /dev/loop7 ro\n",
     )
     return tree
 
