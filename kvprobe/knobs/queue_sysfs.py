@@ -21,8 +21,8 @@ _SIZES = (
         Reach.LIVE,
         default="1280 up to Linux 6.16, 4096 from 6.17, at most max_hw_sectors_kb",
         allowed="4 .. max_hw_sectors_kb",
-        ignored="a rescan of a namespace sets that of a path back (Linux 6.1), or lowers that of the "
-        "multipath disk to the least of its paths (6.12)",
+        ignored="a rescan of a namespace sets that of a path back (Linux 6.1), or lowers that of "
+        "the multipath disk to the least of its paths (6.12)",
         risk="longer requests hold up short ones behind them; some targets fail beyond 1 MiB",
     ),
     Knob(
@@ -184,8 +184,8 @@ _AHEAD = (
         Reach.NEW_OPENS,
         default="128, twice optimal_io_size where that is more",
         allowed="0 and more, rounded down to pages",
-        ignored="direct I/O and files that are open take no notice; a rescan of a namespace sets it "
-        "back on Linux 6.1, later kernels only ever raise it",
+        ignored="direct I/O and files that are open take no notice; a rescan of a namespace sets "
+        "it back on Linux 6.1, later kernels only ever raise it",
         risk="much is read for nothing where reads are scattered; 0 reads page by page",
     ),
 )

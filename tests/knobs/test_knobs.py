@@ -117,6 +117,8 @@ def test_multipath(tree: Tree) -> None:
     assert "this one counts" in ahead.note
     assert found["read_ahead_kb", "nvme0c0n1"].reach is Reach.READ_ONLY
     assert "never used" in found["read_ahead_kb", "nvme0c0n1"].note
+    row = knobs.as_row(found["read_ahead_kb", "nvme0c0n1"])
+    assert row["reachability"] == "read_only", "as on this disk, not as in the catalogue"
     for name in ("scheduler", "nr_requests"):
         if (name, "nvme0n1") in found:  # newer kernels have no such file there
             assert found[name, "nvme0n1"].reach is Reach.READ_ONLY
