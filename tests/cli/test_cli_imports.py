@@ -14,6 +14,7 @@ CASES: list[tuple[list[str], set[str]]] = [
     (["--version"], HEAVY),
     (["playbook", "--json"], HEAVY),
     (["doctor"], HEAVY),
+    (["knobs"], HEAVY),
     (["capture", "--help"], HEAVY),
 ]
 SCRIPT = """
