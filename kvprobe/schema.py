@@ -146,7 +146,7 @@ BLOCK = Table(
         _C("queued_ns", "u8", "ns", "request accounted by the block layer", null=0),
         _C("issued_ns", "u8", "ns", "request handed to the driver", null=0),
         _C("inode", "u8", "", "inode of the owning file", null=0),
-        _C("sector", "u8", "512 B", "first sector on the device"),
+        _C("sector", "u8", "512 B", "first sector; a flush has none", null=U64_MAX),
         _C("request", "u8", "", "identity of the kernel's request while it lives", null=0),
         _C("offset", "u8", "B", "file offset, see BlockMethod", null=U64_MAX),
         _C("bytes", "u4", "B", "bytes completed"),

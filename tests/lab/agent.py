@@ -129,7 +129,7 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            before = self._built.counts()
+            before, store = self._built.counts(), self._built.store()
             faults = threading.Thread(target=self._disturb, name="lab-faults")
             self._began = time.monotonic()
             faults.start()
@@ -138,6 +138,8 @@ class _Worker(threading.Thread):
             faults.join()
             time.sleep(0.3)  # what the file system writes on its own
             self.facts["counted"] = _difference(before, self._built.counts())
+            completed = self._built.store()["requests"] - store["requests"]
+            self.facts["store"] = {"device": store["device"], "requests": completed}
         except BaseException as error:
             self.failure = error
         self._end = time.monotonic()

@@ -77,9 +77,8 @@ def check(result: Result) -> None:
         AssertionError: what was otherwise.
     """
     assert not result.capture.notes
-    lost = {table: count for table, count in result.facts["lost"].items() if count}
-    assert not lost, f"rows were lost: {lost}"
     expected = result.case.expected
+    check_losses(result)
     check_counts(result)
     if result.case.topology.transport != "none":
         check_join(result)
@@ -95,40 +94,61 @@ def check(result: Result) -> None:
 def check_counts(result: Result) -> None:
     """Requests, commands and bytes are what the case says, and what the kernel counted."""
     expected = result.case.expected
-    block, nvme = result.rows("block"), None
-    if result.case.topology.transport != "none":
-        nvme = result.rows("nvme")
+    block = result.rows("block")
+    nvme = result.rows("nvme") if result.case.topology.transport != "none" else None
     for kind in KINDS:
         # An empty flush is two requests: the one that asks for it, as a write of nothing, and the
         # one that is sent.
         mine = (block["op"] == KINDS[kind]) & ((block["bytes"] > 0) | (kind == "flush"))
-        requests = expected.requests.get(kind, expected.commands.get(kind))
-        if requests is None:
-            continue
-        assert int(mine.sum()) == requests, f"{kind}: block rows {int(mine.sum())}"
-        if kind in expected.bytes:
-            assert int(block["bytes"][mine].sum()) == expected.bytes[kind], kind
-        _check_against_kernel(result, kind, requests)
-        if nvme is None or kind not in expected.commands:
-            continue
-        sent = nvme["opcode"] == OPCODES[kind]
-        assert int(sent.sum()) == expected.commands[kind], f"{kind}: {int(sent.sum())} commands"
-        if kind in expected.bytes:
-            assert int(nvme["bytes"][sent].sum()) == expected.bytes[kind], f"{kind}: command bytes"
+        figures = {"block rows": (int(mine.sum()), int(block["bytes"][mine].sum()))}
+        if nvme is not None:
+            sent = nvme["opcode"] == OPCODES[kind]
+            figures["commands"] = (int(sent.sum()), int(nvme["bytes"][sent].sum()))
+        counted = _kernel_count(result, kind)
+        if counted is not None:
+            figures["the kernel's"] = counted
+        said = [work["said"][kind] for work in result.facts["work"] if work["tool"] == "fio"]
+        wanted = expected.bytes.get(kind)
+        if wanted is not None:
+            assert {bytes_ for _, bytes_ in figures.values()} == {wanted}, f"{kind}: {figures}"
+            assert not said or sum(job["bytes"] for job in said) == wanted, f"{kind}: fio's {said}"
+        for name, number in (("commands", expected.commands), ("block rows", expected.requests)):
+            if kind in number:
+                figures[f"expected {name}"] = (number[kind], figures[name][1])
+        assert len({count for count, _ in figures.values()}) == 1, f"{kind}: {figures}"
 
 
-def _check_against_kernel(result: Result, kind: str, requests: int) -> None:
-    """The case's own figures: the kernel's counters of the disks, and the workload's report."""
-    counted = result.facts["counted"].values()
-    empty = sum(disk["flush"] for disk in counted) if kind == "write" else 0
-    assert sum(disk[kind] for disk in counted) == requests + empty, f"{kind}: the kernel's count"
-    wanted = result.case.expected.bytes.get(kind)
-    if wanted is None:
-        return
-    assert sum(disk[f"{kind}_bytes"] for disk in counted) == wanted, f"{kind}: the kernel's bytes"
-    said = [work["said"] for work in result.facts["work"] if work["tool"] == "fio"]
-    if said and not result.case.topology.file_system:
-        assert sum(report[kind]["bytes"] for report in said) == wanted, f"{kind}: fio's bytes"
+def _kernel_count(result: Result, kind: str) -> tuple[int, int] | None:
+    """Requests with data, and bytes, that the disks counted.
+
+    None where a disk went away with its counters, or the file system went on writing.
+    """
+    counted = result.facts["counted"]
+    if set(counted) != set(result.facts["paths"]):
+        return None
+    if any(fault.action in ("disconnect", "connect") for fault in result.case.faults):
+        return None
+    if kind != "read" and result.case.topology.file_system:
+        return None
+    empty = sum(disk["flush"] for disk in counted.values()) if kind == "write" else 0
+    requests = sum(disk[kind] for disk in counted.values()) - empty
+    return requests, sum(disk.get(f"{kind}_bytes", 0) for disk in counted.values())
+
+
+def check_losses(result: Result) -> None:
+    """No row was lost; of the backing store's, as many as the kernel counted more.
+
+    A completion that interrupts the very program that notes completions is hidden from it. The
+    store's timer does that under emulation; kvprobe counts such a request as lost.
+    """
+    lost = {table: count for table, count in result.facts["lost"].items() if count}
+    hidden = lost.pop("block", 0)
+    assert not lost, f"rows were lost: {lost}"
+    if hidden:
+        frame = result.capture.frame("block")
+        store = result.facts["store"]
+        rows = int((frame["device"] == store["device"]).sum())
+        assert rows + hidden >= store["requests"] > rows, f"{hidden} block rows were lost: {store}"
 
 
 def check_join(result: Result) -> None:

@@ -30,11 +30,11 @@ NO_GUEST = 125
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # No look for hardware that is not there; the clock is the host's time stamp counter. A kernel that
-# has failed would only hang: it ends. 6.1 takes nvmet-tcp's copies out of huge pages for overruns.
+# has failed would only hang: it ends. 6.1's check of copies trips over nvmet-tcp with huge pages.
 KERNEL_COMMAND_LINE = (
-    "console=ttyS0 loglevel=5 panic=-1 oops=panic hardened_usercopy=off nokaslr mitigations=off tsc=reliable clocksource=tsc "
-    "no_timer_check nowatchdog audit=0 apparmor=0 selinux=0 random.trust_cpu=on "
-    "8250.nr_uarts=1 rcupdate.rcu_expedited=1 net.ifnames=0"
+    "console=ttyS0 loglevel=5 panic=-1 oops=panic hardened_usercopy=off nokaslr mitigations=off "
+    "tsc=reliable clocksource=tsc no_timer_check nowatchdog audit=0 apparmor=0 selinux=0 "
+    "random.trust_cpu=on 8250.nr_uarts=1 rcupdate.rcu_expedited=1 net.ifnames=0"
 )
 
 

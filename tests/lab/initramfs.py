@@ -62,6 +62,7 @@ mount -t configfs config /sys/kernel/config
 hostname {hostname}
 ip link set lo up
 ulimit -l unlimited
+sysctl -q kernel.bpf_stats_enabled=1
 cd {folder}
 {{ {environment} {command}; echo $? >{results}/{exit_code_file}; }} </dev/null 2>&1 | cat >{port}
 sync

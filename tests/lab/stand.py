@@ -76,6 +76,15 @@ class Stand:
                     counted[disk][f"{kind}_bytes"] = 512 * stat[sectors]
         return counted
 
+    def store(self) -> dict[str, int]:
+        """The backing disk: its dev_t, and how many requests it has completed."""
+        if not self.backing:
+            return {"device": 0, "requests": 0}
+        major, minor = (BLOCK / self.backing / "dev").read_text().split(":")
+        stat = [int(word) for word in (BLOCK / self.backing / "stat").read_text().split()]
+        completed = sum(stat[requests] for requests, _ in STAT.values())
+        return {"device": int(major) << 20 | int(minor), "requests": completed}
+
     def apply(self, fault: Fault) -> None:
         """Bring a fault about.
 
