@@ -141,14 +141,15 @@ def _larger_queue(finding: Finding, facts: Facts) -> list[Proposal]:
     fabrics = [path for path in facts.paths if path.transport in ("tcp", "rdma")]
     if size_now is None or not fabrics or size_now >= MAX_QUEUE_SIZE:
         return []
-    wanted = min(2 * round(size_now), MAX_QUEUE_SIZE)
+    entries = round(size_now) + 1  # a queue of N entries holds N - 1 commands
+    wanted = min(2 * entries, MAX_QUEUE_SIZE)
     return [
         _reconnect(
             finding,
             fabrics,
             "queue_size",
             f"--queue-size={wanted}",
-            (round(size_now), wanted),
+            (entries, wanted),
             f"queues of {size_now:.0f} commands are full while restores wait",
             "more latency and no more rate where the target is the limit; the target may grant "
             "less",

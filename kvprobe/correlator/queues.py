@@ -16,10 +16,9 @@ from kvprobe.model import Frame
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-NEARLY_FULL = 0.85
-"""Share of ``queue_size`` from which a queue counts as full. A queue of N entries holds N - 1
-commands (NVMe base specification: a full queue would look empty), fabrics keep one tag for
-connecting, and a tag is free only some microseconds after its command: of 16, 14 is full."""
+NEARLY_FULL = 0.9
+"""Share of ``queue_size`` from which a queue counts as full: a tag is free only some microseconds
+after its command is done, so that of 15 commands that fit, 14 is full."""
 
 
 @dataclass(frozen=True)

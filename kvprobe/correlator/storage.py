@@ -80,10 +80,12 @@ def account_devices(
         storage: the rows.
         manifest: facts, window and losses.
         cells: the service surface of ``kv_device``.
-        kv_device: the device most KV reads came from.
+        kv_device: the device most KV reads came from; None: none was tied to a KV file, and the
+            busiest takes its place.
         waits: when restores waited.
     """
     paths, rows = storage.paths, storage.commands
+    kv_device = _busiest(storage) if kv_device is None else kv_device
     seen = storage.block["device"] if len(storage.block["device"]) else storage.depth["device"]
     # A path whose rows of one kind were lost, or that nobody used, is a device all the same.
     sisters = paths.sisters(kv_device) if kv_device is not None else ()
@@ -100,6 +102,19 @@ def account_devices(
         for device in plain
     ]
     return tuple(sorted(made, key=lambda device: device.facts.device not in sisters))
+
+
+def _busiest(storage: Storage) -> int | None:
+    """The device with most bytes, an NVMe path where there is one: below it may be a target."""
+    rows = storage.commands
+    numbers, place = np.unique(rows["device"], return_inverse=True)
+    moved = np.bincount(place.reshape(-1), rows["bytes"], len(numbers)).tolist()
+    busiest = max(
+        zip(numbers.tolist(), moved, strict=True),
+        key=lambda each: (storage.paths.head(each[0]) is not None, each[1]),
+        default=None,
+    )
+    return busiest[0] if busiest else None
 
 
 def _whole(rows: Frame, devices: list[int]) -> tuple[int, int]:

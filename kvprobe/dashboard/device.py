@@ -21,7 +21,7 @@ SEGMENT_STYLES = ("#8787af", "#5fafff", "#ffaf5f", "#87d75f")
 def device_title(item: Any, width: int) -> Text:
     """One line for the list: name, head, load."""
     name, head = label(item, "name") or "?", label(item, "head")
-    line = Text(name, "bold cyan")
+    line = Text.assemble((name, "bold cyan"))
     if head and head != name:
         line.append(f"  path to {head}", "none")
     share = number(item, "load", "share")
@@ -39,8 +39,8 @@ def device_text(item: Any, width: int) -> RenderableType:
     return Group(
         pairs([*_path(item), *_load(item)]),
         Text(""),
-        *_segments(item, width),
         *_queues(item, width),
+        *_segments(item, width),
     )
 
 
@@ -92,7 +92,7 @@ def _segments(item: Any, width: int) -> Iterator[RenderableType]:
     segments = rows(item, "segments")
     if not segments:
         return
-    yield Text("Where a command's time goes", "bold")
+    yield Text("\nWhere a command's time goes", "bold")
     shares = [number(segment, "share") for segment in segments]
     bar = zip(bars.stacked(shares, max(10, width - 1)), SEGMENT_STYLES, strict=False)
     yield Text.assemble(*bar)
@@ -106,20 +106,24 @@ def _segments(item: Any, width: int) -> Iterator[RenderableType]:
         if why := label(segment, "why_merged"):
             line.append(f"  one segment: {why}", "dim")
         yield line
-    yield Text("")
 
 
+_ROOMY = 84
+"""Width from which the table has all of its columns."""
 _COLUMNS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("commands", lambda row: units.count(number(row, "commands"))),
     ("/s", lambda row: _rate(number(row, "rate_per_s"))),
     ("share", lambda row: units.share(number(row, "share"))),
     ("depth", lambda row: units.fixed(number(row, "mean_depth"))),
-    ("p99", lambda row: units.count(number(row, "p99_depth"))),
+    ("p99 depth", lambda row: units.count(number(row, "p99_depth"))),
     ("peak", lambda row: units.count(number(row, "peak_depth"))),
     ("size", lambda row: units.count(number(row, "queue_size"))),
-    ("median", lambda row: units.duration(number(row, "latency", "median_ns"))),
+    ("latency", lambda row: units.duration(number(row, "latency", "median_ns"))),
     ("p99", lambda row: units.duration(number(row, "latency", "p99_ns"))),
 )
+
+
+_FOR_ROOM = ("commands", "p99 depth")
 
 
 def _queues(item: Any, width: int) -> Iterator[RenderableType]:
@@ -128,12 +132,14 @@ def _queues(item: Any, width: int) -> Iterator[RenderableType]:
     if not found:
         yield Text("the queue of its commands is not known", "dim")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("queue")
-    for title, _ in _COLUMNS:
-        table.add_column(title, justify="right")
+    roomy = width >= _ROOMY
+    columns = [each for each in _COLUMNS if roomy or each[0] not in _FOR_ROOM]
+    table = Table(box=None, padding=(0, 2 if roomy else 1, 0, 0), header_style="dim")
+    table.add_column("queue", no_wrap=True)
+    for title, _ in columns:
+        table.add_column(title, justify="right", no_wrap=True)
     for row in found:
-        cells = [show(row) for _, show in _COLUMNS]
+        cells = [show(row) for _, show in columns]
         table.add_row(digest.queue_name(row), *("?" if c == units.UNKNOWN else c for c in cells))
     yield table
 

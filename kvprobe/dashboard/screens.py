@@ -83,6 +83,8 @@ class DevicesPage(Page):
         super().__init__()
         self._devices = rows(document, "devices")
         self._chosen: str | None = None
+        self.shown: RenderableType = ""
+        """What is below the list."""
 
     def compose(self) -> ComposeResult:
         """The list and the text."""
@@ -108,18 +110,24 @@ class DevicesPage(Page):
         if self._chosen not in names:
             self._chosen = names[0] if names else None
         width = max(40, choice.size.width - 4)
-        choice.clear_options()
-        choice.add_options([Option(device_title(item, width)) for item in self._devices])
-        choice.display = bool(self._devices)
-        if self._devices:
+        titles = [device_title(item, width) for item in self._devices]
+        if len(titles) == choice.option_count:
+            for index, title in enumerate(titles):
+                choice.replace_option_prompt_at_index(index, title)
+        else:
+            choice.clear_options()
+            choice.add_options([Option(title) for title in titles])
+        choice.display = bool(titles)
+        if titles:
             choice.highlighted = names.index(self._chosen)
         self._show()
 
     def _show(self) -> None:
         item = next((d for d in self._devices if label(d, "name") == self._chosen), None)
         width = self.query_one("#device", VerticalScroll).scrollable_content_region.width
-        text = device_text(item, max(40, width)) if item is not None else "No device was seen."
-        self.query_one("#text", Static).update(text)
+        nothing = "No device was seen."
+        self.shown = nothing if item is None else device_text(item, max(40, width))
+        self.query_one("#text", Static).update(self.shown)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show the device under the cursor."""

@@ -26,7 +26,6 @@ HEAD, FS_DEVICE = 259 << 20 | 7, 259 << 20 | 7
 UNIT_TOKENS = 256
 LOOKUP_TID, READER_TID = 11, 100
 NQN = "nqn.2014-08.org.nvmexpress:uuid:kv"
-RESERVED_TAGS = 1
 START_NS = 1_000_000_000
 
 
@@ -167,7 +166,7 @@ class FabricNode:
             busy = self._done_of_queue.setdefault((path, queue), [])
             while busy and busy[0] <= now:
                 heapq.heappop(busy)
-            if len(busy) >= self.queue_size - RESERVED_TAGS:
+            if len(busy) >= self.queue_size:
                 self._at(busy[0], submit)  # whoever comes first takes the tag
                 return
             offset, size = pieces[len(ends)]

@@ -1,19 +1,22 @@
 """The application as a person drives it: keys, orders, pages, trouble."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Markdown, OptionList, Static
 
 from kvprobe import units
 from kvprobe.dashboard.app import Dashboard
 from kvprobe.dashboard.feed import Snapshot
-from kvprobe.dashboard.screens import FindingsPage, TextPage
+from kvprobe.dashboard.screens import DevicesPage, FindingsPage, TextPage
 from kvprobe.dashboard.table import COLUMNS, columns_for
 from tests.dashboard.conftest import GivenFeed
 
@@ -209,6 +212,62 @@ def test_the_cursor_stays_on_its_request(live: Snapshot, sample: Document) -> No
         assert app.query_one(DataTable).cursor_row == 4
 
     drive(feed, script)
+
+
+def test_d_shows_the_devices_and_goes_on_with_the_screen(
+    live: Snapshot, replayed: Snapshot
+) -> None:
+    for snapshot in (live, replayed):
+        feed = GivenFeed(snapshot)
+
+        async def script(app: Dashboard, pilot: Pilot[None], feed: GivenFeed = feed) -> None:
+            await pilot.press("d")
+            await until(pilot, lambda: isinstance(app.screen, DevicesPage))
+            page = app.screen
+            assert isinstance(page, DevicesPage)
+            await until(pilot, lambda: page.query_one(OptionList).option_count == 4)
+            assert shown_device(page) == "loop3"
+            await pilot.press("down", "down", "down")
+            await until(pilot, lambda: shown_device(page) == "nvme3c1n1")
+            # A newer document, in another order: the chosen one stays, its figures are new.
+            newer = json.loads(json.dumps(feed.current.document))
+            newer["devices"] = [newer["devices"][3], *newer["devices"][:3]]
+            newer["devices"][0]["queues"][0]["peak_depth"] = 977
+            feed.current = replace(feed.current, document=newer)
+            await until(pilot, lambda: "977" in device_page_text(page))
+            assert shown_device(page) == "nvme3c1n1"
+            assert page.query_one(OptionList).highlighted == 0
+            newer = dict(newer, devices=newer["devices"][1:2])
+            feed.current = replace(feed.current, document=newer)
+            await until(pilot, lambda: shown_device(page) == "loop3")
+            await pilot.press("escape")
+            await until(pilot, lambda: not isinstance(app.screen, DevicesPage))
+
+        drive(feed, script)
+
+
+def test_d_without_a_device_says_so() -> None:
+    async def script(app: Dashboard, pilot: Pilot[None]) -> None:
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(app.screen, DevicesPage))
+        page = app.screen
+        assert isinstance(page, DevicesPage)
+        await until(pilot, lambda: "No device was seen." in device_page_text(page))
+
+    drive(GivenFeed(Snapshot({"devices": None})), script)
+
+
+def shown_device(page: DevicesPage) -> str | None:
+    """The name of the device whose figures are shown."""
+    return page._chosen
+
+
+def device_page_text(page: DevicesPage) -> str:
+    """The text below the list."""
+    console = Console(width=120, file=StringIO(), _environ={})
+    with console.capture() as captured:
+        console.print(page.shown)
+    return captured.get()
 
 
 def test_f_shows_findings_with_their_playbooks(live: Snapshot) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from kvprobe import units
-from kvprobe.dashboard import details, panels
+from kvprobe.dashboard import details, device, panels
 from kvprobe.dashboard.feed import Position, Snapshot
 from kvprobe.dashboard.table import (
     COLUMNS,
@@ -123,6 +123,34 @@ def test_a_finding_page_has_evidence_and_the_proposal(sample: Document) -> None:
     assert "would disprove" in text
 
 
+@pytest.mark.parametrize("width", [60, 70, 83, 110])
+def test_a_device_shows_its_path_its_queues_and_where_time_goes(
+    sample: Document, width: int
+) -> None:
+    item = sample["devices"][3]
+    text = plain(device.device_text(item, width), width)
+    assert "10.7.1.21:4420, live" in text
+    assert "31 segments sent again, 9 congestion events, 1 reconnect" in " ".join(text.split())
+    assert "0.3 %: figures are of the others" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("nvme1 q2")]
+    queue = item["queues"][1]
+    assert units.duration(queue["latency"]["median_ns"]) in line
+    assert units.duration(queue["latency"]["p99_ns"]) in line
+    assert units.fixed(queue["mean_depth"]) in line
+    assert f"{queue['peak_depth']}" in line.split()
+    assert (units.count(queue["commands"]) in line) is (width >= 84)
+    assert "[driver queueing + wire + target] 95.1 %" in text
+    assert "nvme_tcp_try_send" in text
+    assert "…" not in text
+
+
+def test_a_device_that_is_no_path_has_no_line_for_one(sample: Document) -> None:
+    text = plain(device.device_text(sample["devices"][0], 80), 80)
+    assert "on the path" not in text and "hw 0" in text
+    unknown = plain(device.device_text(sample["devices"][1], 80), 80)
+    assert "the queue of its commands is not known" in unknown
+
+
 WHOLE = document()
 
 
@@ -144,6 +172,9 @@ def test_nulls_anywhere_never_raise_on_the_screen(seed: int, share: float) -> No
         plain(details.request_text(row, 60))
     for finding in rows(broken, "findings"):
         plain(details.finding_text(broken, finding))
+    for item in rows(broken, "devices"):
+        device.device_title(item, 60)
+        assert "None" not in plain(device.device_text(item, 60))
 
 
 def test_all_unknown_is_not_paid_off_for_none() -> None:

@@ -16,7 +16,7 @@ Case = Callable[..., Ledger]
 FAULTS: dict[str, dict[str, Any]] = {
     "queue_starved": {"one_at_a_time": True, "concurrency": 4},
     "queue_saturated": {
-        "queue_size": 16, "io_queues": 2, "in_flight": 16, "concurrency": 6, "reads": 32,
+        "queue_size": 15, "io_queues": 2, "in_flight": 16, "concurrency": 6, "reads": 32,
         "prefill_ns": 2 * MS,
     },
     "queue_imbalance": {"paths": 2, "policy": "numa", "in_flight": 8},
