@@ -103,7 +103,7 @@ class FabricKind(IntEnum):
     PATH_LIVE = 11
     """A path can be used by its namespace."""
     RECEIVE_GAP = 12
-    """A queue's connection got a segment behind a gap: one from the target was lost or overtaken."""
+    """A queue got a segment behind a gap: one from the target was lost, or was overtaken."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def test_a_further_column_is_ignored(only_block: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "word"),
     [
-        ("sector", None, "missing"),
+        ("bytes", None, "missing"),
         ("sector", list("abcdefg"), "type"),
         ("inode", [0.5] * 7, "type"),
     ],
