@@ -182,7 +182,8 @@ def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     known = [exists for hook, exists in state.hooks if hook.event not in probe.optional]
     found = sum(exists is True for exists in known)
     if not state.has_purpose:
-        why = f"module {probe.needs} is not loaded: {probe.hides.get(probe.needs, 'not needed')}"
+        reason = probe.hides.get(probe.needs, "it is not needed").split(": ")[-1]
+        why = f"module {probe.needs} is not loaded: {reason}"
         return [Feature("events", probe.name, *ok(why))]
     if not state.attaches:
         why = f"none of its {len(known)} events exists in this kernel"
