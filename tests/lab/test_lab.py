@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.lab.check import check, open_result
 from tests.lab.kernels import SOURCES
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(7200)]
+GOLDEN = Path(__file__).parent / "golden"
 Results = Callable[[str, str], Path]
 
 
@@ -45,3 +47,27 @@ def test_every_probe_compiles_from_btf_alone(kernel: str, job: str, guest_result
     from kvprobe.bpf.catalog import available
 
     assert set(facts["attached"]) == set(available()), facts["missing"]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("job", ["doctor"])
+@pytest.mark.parametrize("kernel", list(SOURCES))
+def test_doctor_says_what_it_said(kernel: str, job: str, guest_results: Results) -> None:
+    folder = guest_results(kernel, job)
+    assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
+    said = folder / f"doctor-{kernel}.txt"
+    said.write_text(_without_versions((folder / "doctor.txt").read_text()))
+    known = GOLDEN / said.name
+    assert known.exists(), f"no {known}; if {said} is right, copy it there"
+    assert said.read_text() == known.read_text(), f"if {said} is right, copy it to {known}"
+
+
+def _without_versions(text: str) -> str:
+    """What an update of a package changes, and sizes that follow from it, left out."""
+    for pattern in (
+        r"Linux \S+",
+        r"[\d.]+ [KM]iB of kernel type information",
+        r"\d\S* is installed",
+    ):
+        text = re.sub(pattern, lambda found: re.sub(r"\d\S*", "N", found[0]), text)
+    return text
