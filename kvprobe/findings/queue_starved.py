@@ -8,6 +8,7 @@ processor carry what several could.
 
 from __future__ import annotations
 
+from kvprobe.correlator import intervals
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.findings import Detector
 from kvprobe.findings._depth import (
@@ -15,6 +16,7 @@ from kvprobe.findings._depth import (
     MIN_READS,
     MIN_SPEED_UP,
     SERIAL_BYTES_SHARE,
+    SERIAL_DEPTH,
     UNWITNESSED,
     measured_speed_up,
     serial_share,
@@ -33,12 +35,14 @@ from kvprobe.findings._storage import (
 )
 from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
 from kvprobe.model import Evidence, Finding
+from kvprobe.schema import OpKind
 
 FAR_BELOW = 0.25
 """Of the depth at which storage is busy: at a quarter of it, it gives about a quarter."""
-LESS_THAN_ITS_READERS = 0.5
-"""Commands in flight for each waiting request below which reading one by one is not all that is
-wrong: something else keeps requests from being served side by side."""
+SEVERAL = 2.0
+"""Requests that wait at once, from which they could be served side by side."""
+MOST_HELD = 0.5
+"""Share of the restores in the block queue from which something below the reads holds them."""
 MOST_SOFTWARE = 0.5
 """Share of a restore with reads open and nothing below them from which software is the cause:
 ``small_blocks`` looks at that."""
@@ -66,14 +70,14 @@ def _detect(ledger: Ledger) -> list[Finding]:
         Evidence("requests waiting for restores at once, mean", at_once, "", len(requests)),
         *_queue_evidence(ledger, requests),
     ]
-    if _is_shallow(requests, depth, at_once):
+    if _is_shallow(ledger, requests, depth, at_once):
         return _shallow(ledger, requests, depth, evidence)
     if _queues_of_each(ledger) == 1 and (ledger.cpus or 1) > 1 and depth >= SPREADABLE_DEPTH:
         return _one_queue(ledger, requests, depth, evidence)
     return []
 
 
-def _is_shallow(requests: list[Restored], depth: float, at_once: float) -> bool:
+def _is_shallow(ledger: Ledger, requests: list[Restored], depth: float, at_once: float) -> bool:
     """Whether storage has far too little to do, for another reason than serial reads."""
     if depth > FAR_BELOW * BUSY_DEPTH:
         return False
@@ -82,7 +86,19 @@ def _is_shallow(requests: list[Restored], depth: float, at_once: float) -> bool:
     if None in software or sum(part or 0 for part in software) >= MOST_SOFTWARE * exposed:
         return False
     serial = serial_share(requests) >= SERIAL_BYTES_SHARE
-    return not serial or depth < LESS_THAN_ITS_READERS * at_once
+    return not serial or (at_once >= SEVERAL and _one_by_one(ledger, requests))
+
+
+def _one_by_one(ledger: Ledger, requests: list[Restored]) -> bool:
+    """Whether requests are not even served side by side: one reader for all, or held back below."""
+    ops = ledger.ops
+    reads = (ops["kind"] < OpKind.WRITE) & (ops["end_ns"] > ops["start_ns"])
+    open_at_once = intervals.mean_depth(ops["start_ns"][reads], ops["end_ns"][reads])
+    held = sum(r.restore.block_queue_ns or 0 for r in requests)
+    exposed = sum(r.restore.exposed_ns for r in requests)
+    return (open_at_once is not None and open_at_once <= SERIAL_DEPTH) or (
+        held >= MOST_HELD * exposed
+    )
 
 
 def _shallow(

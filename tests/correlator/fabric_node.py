@@ -44,7 +44,8 @@ class FabricNode:
     ``paths`` with ``policy`` "round-robin" or "numa" (the first path only). ``extra_ns`` is the
     longer way of each path. ``stalls`` are (start, length): all connections of path 0 lose a
     segment then, and what was to arrive does so at its end, when the segment is sent again.
-    ``one_at_a_time``: blk-throttle lets the node's reads through one by one. ``receive_factor``
+    ``one_at_a_time``: blk-throttle lets the node's reads through one by one.
+    ``one_reader``: one thread reads for all requests. ``receive_factor``
     makes the receiving processor slower, and busy. ``stamps`` False: neither sending nor arrival
     was recorded.
     """
@@ -63,6 +64,7 @@ class FabricNode:
     extra_ns: tuple[int, ...] = ()
     stalls: tuple[tuple[int, int], ...] = ()
     one_at_a_time: bool = False
+    one_reader: bool = False
     pinned: bool = False
     wire_ns: int = 300 * US
     prefill_ns: int = 20 * MS
@@ -82,6 +84,8 @@ class FabricNode:
         self._done_of_queue: dict[tuple[int, int], list[int]] = {}
         self._next_path = 0
         self._gate = 0
+        self._reading = False
+        self._waiting: list[tuple[str, Callable[[int], None]]] = []
         self._identity = 0
         self._started = 0
         for slot in range(self.concurrency):
@@ -151,6 +155,11 @@ class FabricNode:
 
     def _read(self, at: int, key: str, tid: int, done: Callable[[int], None]) -> None:
         """One direct read: its pieces are submitted one after another, each when it has a tag."""
+        if self.one_reader:
+            if self._reading:
+                self._waiting.append((key, done))
+                return
+            self._reading, tid, done = True, READER_TID, partial(self._next_read, done)
         self._lookup(LookupKind.OPEN, tid, at - 5 * US, key, 9)
         begin = at
         if self.one_at_a_time:
@@ -191,6 +200,14 @@ class FabricNode:
             # Held back below the read: blk-throttle, a lock of the file system.
             self._gate = begin + self.wire_ns + 200 * US
         self._at(begin + 8 * US, submit)
+
+    def _next_read(self, done: Callable[[int], None], now: int) -> None:
+        """The one reader goes on with whoever waits longest."""
+        self._reading = False
+        if self._waiting:
+            key, then = self._waiting.pop(0)
+            self._read(now + 10 * US, key, READER_TID, then)
+        done(now)
 
     # ------------------------------------------------------------ the fabric
 

@@ -47,6 +47,11 @@ def test_starved_says_how_little_was_in_flight_and_for_how_many() -> None:
     assert said["I/O queues of each controller"] == 4
 
 
+def test_serial_reads_of_requests_side_by_side_are_serial_only() -> None:
+    found = only(fabrics.made(N, in_flight=1, concurrency=2, prefill_ns=MS))
+    assert found.slug == "serial_restore"
+
+
 def test_one_io_queue_is_named() -> None:
     found = only(fabrics.one_io_queue())
     assert (found.slug, found.subject) == ("queue_starved", "nvme0n1: one I/O queue")
@@ -63,10 +68,11 @@ def test_serial_reads_of_one_request_are_not_starved_queues() -> None:
     assert found.slug == "serial_restore"
 
 
-def test_one_reader_for_many_requests_is_both() -> None:
-    """Each request's reads go one by one, and requests do not even overlap."""
-    both = fabrics.made(N, in_flight=1, concurrency=6, one_at_a_time=True)
-    assert {f.slug for f in findings.detect_all(both)} == {"serial_restore", "queue_starved"}
+@pytest.mark.parametrize("fault", ["one_at_a_time", "one_reader"])
+def test_serial_reads_of_requests_that_do_not_even_overlap_are_both(fault: str) -> None:
+    both = fabrics.made(N, in_flight=1, concurrency=6, prefill_ns=MS, **{fault: True})
+    assert {"serial_restore", "queue_starved"} <= {f.slug for f in findings.detect_all(both)}
+    assert slugs(both) == {"queue_starved"}
 
 
 # ---------------------------------------------------------------- queue_saturated
