@@ -23,6 +23,14 @@ CWR = 2
 """From this state of a connection's congestion control on it sends less than it may."""
 
 
+def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    """The distinct pairs (one a row, sorted), and the row of each; ``second`` is -1 or 16 bits."""
+    both = first << 17 | second + 1
+    kinds = np.unique(both)
+    pairs = np.stack([kinds >> 17, (kinds & 0x1FFFF) - 1], axis=1)
+    return pairs, np.searchsorted(kinds, both)
+
+
 class Paths:
     """The NVMe paths of a recording.
 
@@ -50,12 +58,11 @@ class Paths:
 
     def device_of(self, device: Ints, controller: Ints) -> Ints:
         """The number under which rows are counted; a device that is no path keeps its own."""
-        both = np.stack([device, controller], axis=1)
-        pairs, place = np.unique(both, axis=0, return_inverse=True)
+        pairs, place = distinct_pairs(device, controller)
         numbers = [
             self._by_controller.get((d, c), self._number.get(d, d)) for d, c in pairs.tolist()
         ]
-        return np.array(numbers, np.int64)[place.reshape(-1)]
+        return np.array(numbers, np.int64)[place]
 
     def numbers(self, device: int) -> tuple[int, ...]:
         """Every number that this device had."""

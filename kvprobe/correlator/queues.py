@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvprobe.correlator import intervals
 from kvprobe.correlator.commands import READ, WRITE
 from kvprobe.correlator.ledger import Latency, Load, QueueAccount
+from kvprobe.correlator.paths import distinct_pairs
 from kvprobe.model import Frame
 
 Ints = NDArray[np.int64]
@@ -156,15 +157,11 @@ def accounts(
         size_of: commands that a queue of each controller (-1: the block layer's) can hold.
     """
     known = np.flatnonzero(rows["queue"] >= 0)
-    pairs, place = np.unique(
-        np.stack([rows["controller"][known], rows["queue"][known]], axis=1),
-        axis=0,
-        return_inverse=True,
-    )
-    order = np.argsort(place.reshape(-1), kind="stable")
-    edges = np.searchsorted(place.reshape(-1)[order], np.arange(len(pairs) + 1))
+    pairs, place = distinct_pairs(rows["queue"][known], rows["controller"][known])
+    order = np.argsort(place, kind="stable")
+    edges = np.searchsorted(place[order], np.arange(len(pairs) + 1))
     found = []
-    for i, (controller, queue) in enumerate(pairs.tolist()):
+    for i, (queue, controller) in enumerate(pairs.tolist()):
         mine = known[order[edges[i] : edges[i + 1]]]
         own = {name: column[mine] for name, column in rows.items()}
         over = depth(own["start_ns"], own["done_ns"], window_ns, waiting)
@@ -173,7 +170,7 @@ def accounts(
             None if controller < 0 else controller, queue, carried, size_of.get(controller)
         )
         found.append(_while_waiting(account, over, own))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda q: (q.controller is None, q.controller or 0, q.queue)))
 
 
 def _while_waiting(account: QueueAccount, over: Depth, rows: Frame) -> QueueAccount:

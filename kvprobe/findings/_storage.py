@@ -32,7 +32,7 @@ def kv_commands(ledger: Ledger, only_reads: bool = True) -> Frame:
     mine = np.isin(rows["device"], [d.facts.device for d in ledger.kv_devices])
     if only_reads:
         mine &= rows["op"] == READ
-    return {name: column[mine] for name, column in rows.items()}
+    return rows if mine.all() else {name: column[mine] for name, column in rows.items()}
 
 
 def rows_are_whole(ledger: Ledger) -> bool:

@@ -37,6 +37,7 @@ MIN_DIFFERENCE_NS = 20_000
 SLICES = 20
 MIN_SLICES = 5
 DRAWS = 500
+MOST_SIZES = 8
 MOST_DRAWN = 10_000
 """Commands that the bootstrap draws from; of more, each so many-th."""
 
@@ -77,11 +78,7 @@ def _compare(rows: Frame, device: DeviceAccount) -> _Slower | None:
     known = (rows["start_ns"] >= 0) & (rows["done_ns"] >= rows["start_ns"])
     start, took = rows["start_ns"][known], (rows["done_ns"] - rows["start_ns"])[known]
     size, own = rows["bytes"][known], rows["device"][known] == device.facts.device
-    sizes = [
-        value
-        for value in np.unique(size[own]).tolist()
-        if min((own & (size == value)).sum(), (~own & (size == value)).sum()) >= MIN_COMMANDS
-    ]
+    sizes = _sizes(size[own], size[~own])
     used = np.isin(size, sizes)
     if not used.any():
         return None
@@ -99,6 +96,16 @@ def _compare(rows: Frame, device: DeviceAccount) -> _Slower | None:
         float(np.median(took[own])), float(np.median(took[~own])),
         int(own.sum()), int((~own).sum()),
     )  # fmt: skip
+
+
+def _sizes(own: Ints, others: Ints) -> list[int]:
+    """Sizes that both sides have enough of, the most frequent ones."""
+    kinds, counts = np.unique(own, return_counts=True)
+    other_kinds, other_counts = np.unique(others, return_counts=True)
+    _, mine, theirs = np.intersect1d(kinds, other_kinds, return_indices=True)
+    both = np.minimum(counts[mine], other_counts[theirs])
+    order = np.argsort(-both, kind="stable")[:MOST_SIZES]
+    return [int(kinds[mine[i]]) for i in order if both[i] >= MIN_COMMANDS]
 
 
 def _ratio(took: Ints, size: Ints, own: NDArray[np.bool_], sizes: Sequence[int]) -> float | None:
