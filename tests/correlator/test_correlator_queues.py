@@ -174,6 +174,18 @@ def test_stamps_of_some_commands_divide_those() -> None:
     assert {s.n for s in device.segments} == {len(sent) - len(sent[::7])}
 
 
+def test_stamps_out_of_order_take_no_time_back() -> None:
+    """The clocks of two processors: the driver's completion a little before the first sign."""
+    tables = FabricNode(requests=13).run().capture()
+    rows = tables.frame("nvme")
+    rows["done_ns"][:] = rows["arrived_ns"] - 7
+    (device,) = correlate(tables).devices
+    times = {s.parts: (s.total_ns, s.median_ns) for s in device.segments}
+    assert times["receive",] == (0, 0)
+    assert all(total >= 0 for total, _ in times.values())
+    assert sum(s.share for s in device.segments) == pytest.approx(1)
+
+
 def test_a_path_that_reconnects_under_another_name_is_one() -> None:
     node = FabricNode(requests=53, paths=2, reconnect=True).run()
     numbers = {r["device"] for r in node.tables["nvme"]}
