@@ -148,7 +148,7 @@ def check_losses(result: Result) -> None:
         frame = result.capture.frame("block")
         store = result.facts["store"]
         rows = int((frame["device"] == store["device"]).sum())
-        assert rows + hidden >= store["requests"] > rows, f"{hidden} block rows were lost: {store}"
+        assert rows + hidden >= store["requests"], f"{hidden} block rows were lost: {store}"
 
 
 def check_join(result: Result) -> None:
