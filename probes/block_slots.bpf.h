@@ -17,7 +17,7 @@ enum {
 	KV_SLOTS = 65536,
 	KV_FLUSH = 2,	    /* REQ_OP_FLUSH */
 	KV_PASSTHROUGH = 34, /* REQ_OP_DRV_IN: this operation and those above it have no bio event */
-	KV_IN_FRONT = 16,   /* bios merged in front of the one that began a request */
+	KV_IN_FRONT = PER_LOADER(256, 128), /* bios merged in front of the one that began a request */
 	KV_WORKER_KIND = sizeof("kworker/") - 1, /* then u, or the number of its CPU */
 };
 
@@ -164,22 +164,30 @@ inline_always void block_move(struct kv_request *left, u64 request)
 	*slot = taken;
 }
 
-/* Take over what a bio of the request left: the first one, unless others were merged in front. */
+/*
+ * Take over what a bio of the request left. The one that began it is the first, unless others were
+ * merged in front: then the last, unless others were merged behind it, too.
+ */
 SUBPROGRAM int block_adopt(u64 request)
 {
-	u64 bio = (u64)READ(request, bio, request);
+	u64 bio = (u64)READ(request, bio, request), last = (u64)READ(request, biotail, request);
+	struct kv_request *left;
 	u32 i;
 
-	if (!kv_is_device(kv_request_disk(request)))
+	if (!bio || !kv_is_device(kv_request_disk(request)))
 		return 0;
-	for (i = 0; i < PER_LOADER(KV_IN_FRONT, 2) && bio; i++) {
-		struct kv_request *left = block_find(bio, block_bio_index(bio));
-
-		if (left) {
-			block_move(left, request);
-			return 1;
-		}
+	left = block_find(bio, block_bio_index(bio));
+	if (!left && bio != last)
+		left = block_find(last, block_bio_index(last));
+	for (i = 0; !left && i < KV_IN_FRONT; i++) {
+		FORGET(i);
 		bio = (u64)READ(bio, bi_next, bio);
+		if (!bio || bio == last)
+			return 0;
+		left = block_find(bio, block_bio_index(bio));
 	}
-	return 0;
+	if (!left)
+		return 0;
+	block_move(left, request);
+	return 1;
 }

@@ -112,6 +112,7 @@ struct request {
 	u64 __sector;
 	u64 start_time_ns;
 	struct bio *bio;
+	struct bio *biotail;
 } KERNEL_STRUCT;
 
 /* Of the module nvme_core: a namespace as one path shows it, and what all its paths share. */
