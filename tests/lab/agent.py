@@ -26,7 +26,7 @@ from kvprobe.capture.record import record
 from kvprobe.capture.recorder import Recorder
 from kvprobe.commands._live import open_live
 from kvprobe.model import Filters
-from tests.lab.case import Case, Fault, Topology, Work, load
+from tests.lab.case import Backing, Case, Fault, Topology, Work, load
 from tests.lab.loaders import run_loaders
 from tests.lab.stand import MOUNT, Stand, stand
 from tests.lab.target import BLOCK, load_modules
@@ -227,7 +227,8 @@ def run_doctor(folder: Path) -> None:
     """What `kvprobe doctor` says of a file system over two nvme-tcp paths, nvme-rdma at hand."""
     load_modules("rdma")
     command = [sys.executable, "-m", "kvprobe", "doctor", "--path", str(MOUNT)]
-    with stand(Topology(transport="tcp", paths=2, file_system="ext4")):
+    store = Backing(memory_backed=True)
+    with stand(Topology(transport="tcp", paths=2, file_system="ext4", backing=store)):
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(f"doctor: status {ran.returncode}: {ran.stderr.strip()[-800:]}")
