@@ -64,6 +64,11 @@ def severity(at_stake: float | None) -> str:
     return "warning" if at_stake >= WARNING_SHARE else "info"
 
 
+def unmeasured_severity(at_stake: float | None) -> str:
+    """As ``severity``, but a gain that nothing measured is not critical."""
+    return min(severity(at_stake), "warning", key=("info", "warning", "critical").index)
+
+
 def share_of_ttft(cost_ns: float, accounts: Iterable[Account]) -> float | None:
     """A cost as a share of the accounts' summed time to first token; None where unknown."""
     total = sum(a.ttft_ns for a in accounts if a.ttft_ns)

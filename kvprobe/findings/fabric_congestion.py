@@ -37,17 +37,17 @@ SLOW = 2.0
 """Times the median latency from which a command is slow."""
 MOST_SLOW = 10_000
 """Slow commands that the shifts look at; of more, each so many-th."""
-EXPLAINED_SHARE = 0.3
-"""Of the slow commands that met an event: the tail has other causes, but this one leads."""
-CERTAIN_SHARE = 0.8
-MORE_THAN_CHANCE = 1.5
+EXPLAINED_SHARE = 0.1
+"""Of the slow commands that met an event: a tail has several causes, this one is worth a look."""
+CERTAIN_SHARE = 0.5
+MORE_THAN_CHANCE = 2.0
 SHIFTS = 99
 CHANCE = 0.05
 """Share of the shifts that may show as much."""
-HEAVY = 0.01
-"""Losses a command from which no undisturbed commands are left to compare with: with
-several commands on a connection each of them meets some."""
-DISTURBED_SHARE = 0.5
+HEAVY = 0.02
+"""Losses a command from which a fabric is ill whatever the tail says: storage networks are built
+to lose nothing, and where each command meets a loss none is left to compare with."""
+MIN_HEAVY = 20
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -85,11 +85,10 @@ def _detect(ledger: Ledger) -> list[Finding]:
     disturbed = _met(rows, groups)
     tail = _tail(rows, groups, ledger.window_ns)
     lost = int(np.isin(events["kind"], LOSSES).sum())
-    heavy = lost >= HEAVY * len(rows["op"]) and disturbed.mean() >= DISTURBED_SHARE
-    explained = tail is not None and tail.is_explained
-    if not (explained or heavy):
+    heavy = lost >= max(MIN_HEAVY, HEAVY * len(rows["op"]))
+    if not (heavy or (tail is not None and tail.is_explained)):
         return []
-    return [_finding(ledger, rows, events, disturbed, tail if explained else None)]
+    return [_finding(ledger, rows, events, disturbed, tail)]
 
 
 def _events(ledger: Ledger, rows: Frame) -> Frame:
@@ -170,10 +169,12 @@ def _finding(
             Evidence("share of the slow commands that met an event", tail.met, "share", tail.n),
             Evidence("share that would, were they apart", tail.expected, "share", SHIFTS),
         ]
-    met = tail.met if tail else EXPLAINED_SHARE
+    explained = tail is not None and tail.is_explained
+    met = tail.met if explained and tail else EXPLAINED_SHARE
     return Finding(
         slug="fabric_congestion",
-        severity=severity(_cost(ledger, took, disturbed)),
+        # Losses that no slow command met cost nothing yet.
+        severity=severity(_cost(ledger, took, disturbed)) if explained or tail is None else "info",
         confidence=confidence(n, met, EXPLAINED_SHARE, CERTAIN_SHARE),
         subject=_subject(ledger, events),
         evidence=tuple(evidence),

@@ -27,7 +27,7 @@ from kvprobe.findings._storage import (
     rows_are_whole,
     storage_name,
 )
-from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
+from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, unmeasured_severity
 from kvprobe.model import Evidence, Finding
 
 BUSIEST_SHARE = 0.8
@@ -140,7 +140,7 @@ def _finding(
     return [
         Finding(
             slug="queue_imbalance",
-            severity=severity(at_stake(requests, gain)),
+            severity=unmeasured_severity(at_stake(requests, gain)),
             # That the load is uneven is sure; that storage would be quicker otherwise is not.
             confidence=round(sure / 2, 3),
             subject=f"{storage_name(ledger)}: {busiest.name}",

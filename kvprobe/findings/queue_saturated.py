@@ -25,9 +25,10 @@ from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
 from kvprobe.model import Evidence, Finding, ServiceCell
 from kvprobe.schema import OpKind
 
-FULL_SHARE = 0.25
-"""Of the commands with which a queue was full: so many of them had to wait for a tag, or nearly."""
-CERTAIN_FULL_SHARE = 0.75
+FULL_SHARE = 0.1
+"""Of the commands with which a queue was full: so many had to wait for a tag, or nearly. Where
+depth is less than the size, none has."""
+CERTAIN_FULL_SHARE = 0.5
 MIN_LOAD_SHARE = 0.1
 """Of the KV devices' bytes: a queue that carries less does not decide how long restores take."""
 BEYOND = 4.0

@@ -33,7 +33,13 @@ from kvprobe.findings._storage import (
     storage_name,
     waits,
 )
-from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
+from kvprobe.findings._weigh import (
+    MIN_REQUESTS,
+    Restored,
+    confidence,
+    severity,
+    unmeasured_severity,
+)
 from kvprobe.model import Evidence, Finding
 from kvprobe.schema import OpKind
 
@@ -120,7 +126,7 @@ def _shallow(
     return [
         Finding(
             slug="queue_starved",
-            severity=severity(at_stake(requests, gain)),
+            severity=(severity if speed_up else unmeasured_severity)(at_stake(requests, gain)),
             confidence=round(sure, 3),
             subject=storage_name(ledger),
             evidence=tuple(evidence),
@@ -146,7 +152,7 @@ def _one_queue(
     return [
         Finding(
             slug="queue_starved",
-            severity=severity(at_stake(requests, gain)),
+            severity=unmeasured_severity(at_stake(requests, gain)),
             confidence=round(sure, 3),
             subject=f"{storage_name(ledger)}: one I/O queue",
             evidence=tuple(evidence),
