@@ -142,20 +142,21 @@ def _qemu(image: Path, work: Path, results: Path, machine: Machine) -> list[str]
 def _wait(arguments: list[str], timeout_s: float, output: int | IO[bytes] | None) -> bool:
     """Run QEMU; False when the time was up. QEMU ends with this process, however that ends."""
     work = Path(arguments[arguments.index("-initrd") + 1]).parent
-    with (work / "qemu").open("wb") as errors:
-        process = subprocess.Popen(
+    with (
+        (work / "qemu").open("wb") as errors,
+        subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *arguments],
             stdin=subprocess.PIPE,  # end of file there would close the output port, too
             stdout=output,
             stderr=errors,
-        )
+        ) as process,
+    ):
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
         finally:
             process.kill()
-            process.wait()
     return True
 
 
