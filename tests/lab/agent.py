@@ -46,7 +46,7 @@ def run_case(case: Case, folder: Path) -> None:
     facts: dict[str, Any] = {"case": asdict(case), "kernel": os.uname().release, "times": {}}
     clock = _Times(facts["times"])
     HUGE_PAGES.write_text("16")
-    with stand(case.topology) as built:
+    with stand(case.topology, not any(fault.loss_percent for fault in case.faults)) as built:
         for fault in (fault for fault in case.faults if fault.at_s < 0):
             built.apply(fault)
         facts["disks"] = {disk: _disk(disk) for disk in {built.disk, *built.path_disks}}

@@ -10,7 +10,8 @@ from kvprobe.schema import UNKNOWN, NvmeTransport
 SENT = (NvmeTransport.TCP, NvmeTransport.RDMA)
 """Transports that send; a PCI device reads its commands from memory."""
 FEW = 0.02
-"""Share of nvme-tcp commands whose arrival may be unknown: it is known per queue only."""
+"""Share of commands of which a stamp may be unknown: the kernel runs no function probe where it
+interrupts another program, and nvme-tcp knows of arrivals per queue only."""
 
 
 def check_stamps(nvme: Frame) -> None:
@@ -32,11 +33,10 @@ def check_stamps(nvme: Frame) -> None:
             assert (sent == UNKNOWN).all(), f"{transport.name} sends nothing"
             assert (arrived == UNKNOWN).all(), f"{transport.name} receives nothing"
             continue
-        unsent = int((sent == UNKNOWN).sum())
-        assert not unsent, f"{transport.name}: {unsent} of {len(sent)} commands never sent"
-        assert (setup <= sent).all(), f"{transport.name}: sent before it was made"
-        known = arrived != UNKNOWN
-        least = 1.0 if transport is NvmeTransport.RDMA else 1.0 - FEW
-        assert np.mean(known) >= least, f"{transport.name}: {np.mean(known):.1%} arrivals known"
-        assert (sent[known] <= arrived[known]).all(), f"{transport.name}: answered before sent"
-        assert (arrived[known] <= done[known]).all(), f"{transport.name}: arrived after its end"
+        known = sent != UNKNOWN
+        assert np.mean(~known) <= FEW, f"{transport.name}: {np.mean(known):.1%} known to be sent"
+        assert (setup[known] <= sent[known]).all(), f"{transport.name}: sent before it was made"
+        came = arrived != UNKNOWN
+        assert np.mean(~came) <= FEW, f"{transport.name}: {np.mean(came):.1%} arrivals known"
+        assert (sent[came] <= arrived[came]).all(), f"{transport.name}: answered before sent"
+        assert (arrived[came] <= done[came]).all(), f"{transport.name}: arrived after its end"

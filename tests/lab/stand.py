@@ -105,8 +105,12 @@ class Stand:
 
 
 @contextmanager
-def stand(topology: Topology) -> Iterator[Stand]:
+def stand(topology: Topology, patient: bool = True) -> Iterator[Stand]:
     """Build it, and take it down whatever happens.
+
+    Args:
+        topology: what to build.
+        patient: TCP on loopback waits for seconds before it sends anything again.
 
     Raises:
         RuntimeError: a step failed.
@@ -119,6 +123,7 @@ def stand(topology: Topology) -> Iterator[Stand]:
         else:
             disk = undo.enter_context(backing_store(topology.backing))
         if topology.transport in ("tcp", "rdma"):
+            _set_patience(patient)
             undo.enter_context(target(topology, disk))
             undo.callback(run, "nvme", "disconnect", "-n", NQN)
             for address in addresses(topology):
@@ -131,6 +136,14 @@ def stand(topology: Topology) -> Iterator[Stand]:
         if topology.file_system:
             undo.enter_context(_mounted(built.disk, topology.file_system))
         yield built
+
+
+def _set_patience(patient: bool) -> None:
+    """Emulated processors pause for longer than TCP usually waits: it would take that for loss."""
+    run("sysctl", "-q", f"net.ipv4.tcp_early_retrans={0 if patient else 3}")
+    rto_min = ["rto_min", "5s"] if patient else []
+    run("ip", "route", "replace", "local", "127.0.0.0/8", "dev", "lo", "table", "local",
+        "proto", "kernel", "scope", "host", "src", "127.0.0.1", *rto_min)  # fmt: skip
 
 
 def connect(topology: Topology, address: str) -> None:
