@@ -215,6 +215,7 @@ SEGMENT_NAMES = {
 
 PATH_EVENTS = (
     ("failovers", "failover", "failovers"),
+    ("path_losses", "time lost", "times lost"),
     ("retransmits", "segment sent again", "segments sent again"),
     ("receive_gaps", "gap in what arrived", "gaps in what arrived"),
     ("congestion_events", "congestion event", "congestion events"),

@@ -203,6 +203,7 @@ class PathEvents:
     """
 
     failovers: int
+    path_losses: int
     retransmits: int
     receive_gaps: int
     congestion_events: int

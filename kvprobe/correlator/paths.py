@@ -139,6 +139,7 @@ def _events(fabric: Frame, rows: NDArray[np.bool_]) -> PathEvents:
 
     return PathEvents(
         failovers=count(FabricKind.FAILOVER),
+        path_losses=count(FabricKind.PATH_LOST),
         retransmits=count(FabricKind.RETRANSMIT),
         receive_gaps=count(FabricKind.RECEIVE_GAP),
         congestion_events=int(((kind == FabricKind.CONGESTION_STATE) & (value >= CWR)).sum()),

@@ -1,7 +1,7 @@
 """Queue accounts against a clock that looks at every nanosecond, and against what was simulated."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from kvprobe.capture.tables import FixedTables
 from kvprobe.correlator import Ledger, correlate, queues
 from kvprobe.document import build
 from kvprobe.model import Loss
+from kvprobe.schema import FabricKind
 from tests.correlator.fabric_node import (
     HEAD,
     KIB,
@@ -239,6 +240,32 @@ def test_events_count_for_the_path_of_their_controller() -> None:
     assert first is not None and second is not None
     assert (first.retransmits, first.congestion_events, first.failovers) == (5, 5, 0)
     assert (second.retransmits, second.congestion_events) == (0, 0)
+
+
+def test_events_of_a_disk_a_head_or_a_controller_find_their_paths() -> None:
+    node = FabricNode(requests=5, paths=2, reconnect=True).run()
+    other = {"value": 0, "reserved": 0, "unused": 0, "padding": 0, "time_ns": START_NS}
+    node.tables["fabric"] += [
+        row | other
+        for row in (
+            {"kind": FabricKind.FAILOVER, "device": path_device(1), "controller": 1},
+            {"kind": FabricKind.FAILOVER, "device": path_device(1)},
+            {"kind": FabricKind.PATH_LOST, "device": path_device(0) + 32, "controller": 8},
+            {"kind": FabricKind.RECONNECT, "controller": 8},
+            {"kind": FabricKind.SEND_SPACE, "controller": 0, "queue": 2, "device": HEAD},
+            {"kind": FabricKind.COMMAND_TIMEOUT, "controller": 77},
+            {"kind": FabricKind.COMMAND_TIMEOUT, "controller": 5, "device": path_device(1)},
+        )
+    ]
+    events = {
+        d.path.facts.address: asdict(d.path.events)
+        for d in correlate(node.capture()).devices
+        if d.path and d.path.events
+    }
+    nothing = dict.fromkeys(events[address(0)], 0)
+    assert events[address(0)] == nothing | {"path_losses": 1, "reconnects": 1, "send_waits": 1}
+    # Its number belonged to controller 5 then, which is nobody here.
+    assert events[address(1)] == nothing | {"failovers": 2}
 
 
 def test_events_that_were_not_recorded_are_unknown() -> None:

@@ -258,9 +258,9 @@ def fabric() -> list[dict[str, Any]]:
                     "namespace": None, "state": "live", "ana_state": "optimized",
                     "io_queues": 2, "queue_size": 128, "iopolicy": "round-robin",
                     "numa_node": 0, "names": ["nvme3c5n1", name] if index else [name],
-                    "events": {"failovers": 0, "retransmits": 31 * index,
-                               "receive_gaps": 0, "congestion_events": 9 * index, "reconnects": index,
-                               "timeouts": 0, "send_waits": 0},
+                    "events": {"failovers": 0, "path_losses": 0, "retransmits": 31 * index,
+                               "receive_gaps": 0, "congestion_events": 9 * index,
+                               "reconnects": index, "timeouts": 0, "send_waits": 0},
                 },
                 "load": load(2 * half, 14, 2 * half * 1_048_576, 0.5, deep, median),
                 "queues": [
