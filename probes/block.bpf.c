@@ -125,7 +125,9 @@ RAW_HOOK(block_issue, block_rq_issue)
 	return 0;
 }
 
-inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 bytes, u32 status)
+/* ``left`` is what the request had still to do before these bytes were completed. */
+inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 left, u32 bytes,
+			     u32 status)
 {
 	const struct request *view = VIEW(request, request);
 	u64 bio = (u64)READ(request, bio, view), queue = (u64)READ(request, mq_hctx, view);
@@ -147,10 +149,10 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 	row->queued_ns = slot->queued_ns;
 	row->issued_ns = slot->issued_ns;
 	row->inode = owner.inode;
-	row->sector = READ(request, __sector, view) - (slot->bytes >> 9);
+	row->sector = READ(request, __sector, view) - ((slot->bytes - left) >> 9);
 	row->request = kv_request_id(request);
 	row->offset = owner.offset;
-	row->bytes = slot->bytes + bytes;
+	row->bytes = slot->bytes - left + bytes;
 	row->device = slot->device;
 	row->fs_device = owner.device;
 	row->tgid = slot->tgid;
@@ -164,29 +166,52 @@ inline_always void block_row(u64 request, struct kv_request *slot, u64 now, u32 
 	SUBMIT(block, row);
 }
 
-RAW_HOOK(block_done, block_rq_complete)
+/* Doing this twice for one event does no harm: the second time there is nothing to do. */
+inline_always void block_completed(u64 request, struct kv_request *slot, u32 bytes, u32 status)
 {
-	u64 request = ARG(0), now;
-	u32 bytes = ARG(2);
-	struct kv_request *slot = block_known(request);
+	u32 left = READ(request, __data_len, request);
+	u64 now;
 
-	if (!slot) {
-		if (bytes && kv_is_device(kv_request_disk(request)))
-			COUNT(block_unmatched, 1);
-		return 0;
-	}
-	if (bytes < READ(request, __data_len, request)) { /* the rest is still to come */
-		slot->bytes += bytes;
-		return 0;
-	}
+	if (!slot->bytes)
+		slot->bytes = left;
+	if (bytes < left) /* the rest is still to come */
+		return;
 	now = bpf_ktime_get_ns();
 	if (slot->queue != KV_NO_QUEUE) {
 		block_depth_change(slot->queue, now, -1);
-		block_histogram_add(slot->queue, slot->bytes + bytes, now - slot->queued_ns);
+		block_histogram_add(slot->queue, slot->bytes - left + bytes, now - slot->queued_ns);
 	}
 	if (slot->submitter != KV_STRANGER && now - slot->queued_ns >= CONFIG(min_latency_ns))
-		block_row(request, slot, now, bytes, ARG(1) & 0xff);
+		block_row(request, slot, now, left, bytes, status);
 	block_release(slot);
+}
+
+/*
+ * The kernel does not run a program where it interrupts that same program: a completion in an
+ * interrupt that comes while block_done looks at one in a thread. This one runs after it (what is
+ * declared later is attached first) and then does its work.
+ */
+RAW_HOOK(block_done_nested, block_rq_complete)
+{
+	u64 request = ARG(0);
+	u32 index = block_request_index(request);
+	struct kv_request *slot = LOOKUP(block_slots, &index);
+
+	if (unlikely_true(slot && slot->key == request))
+		block_completed(request, slot, ARG(2), ARG(1) & 0xff);
+	return 0;
+}
+
+RAW_HOOK(block_done, block_rq_complete)
+{
+	u64 request = ARG(0);
+	u32 bytes = ARG(2);
+	struct kv_request *slot = block_known(request);
+
+	if (slot)
+		block_completed(request, slot, bytes, ARG(1) & 0xff);
+	else if (bytes && kv_is_device(kv_request_disk(request)))
+		COUNT(block_unmatched, 1);
 	return 0;
 }
 

@@ -33,7 +33,7 @@ struct kv_request {
 	u32 device; /* of the disk */
 	u32 queues; /* of the device: index of its reads in block_depth and block_histogram */
 	u32 queue;  /* of this request, or KV_NO_QUEUE */
-	u32 bytes;  /* completed so far */
+	u32 bytes;  /* of this request, 0 until some are completed */
 	u32 flags;
 	u16 submitter;
 	u8 by_worker; /* submitted by a worker of a CPU, as blk-throttle does when it lets go */

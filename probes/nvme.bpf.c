@@ -245,16 +245,10 @@ inline_always void nvme_row(u64 request, struct kv_command *slot)
 	SUBMIT(nvme, row);
 }
 
-RAW_HOOK(nvme_complete, nvme_complete_rq, nvme_core)
+inline_always void nvme_completed(u64 request, u32 index, struct kv_command *slot)
 {
-	u64 request = ARG(0);
-	u32 index = block_request_index(request);
-	struct kv_command *slot = nvme_find(request);
-	struct kv_request *known;
+	struct kv_request *known = block_find(request, index);
 
-	if (!slot) /* filtered, from before the session, or failed before it was a command */
-		return 0;
-	known = block_find(request, index);
 	if (nvme_is_wanted(request, known)) {
 		if (known && block_is_thinned(request, known))
 			COUNT(thinned_nvme, 1);
@@ -262,6 +256,27 @@ RAW_HOOK(nvme_complete, nvme_complete_rq, nvme_core)
 			nvme_row(request, slot);
 	}
 	nvme_release(request, slot);
+}
+
+/* See block_done_nested. */
+RAW_HOOK(nvme_nested, nvme_complete_rq, nvme_core)
+{
+	u64 request = ARG(0);
+	u32 index = block_request_index(request);
+	struct kv_command *slot = LOOKUP(nvme_slots, &index);
+
+	if (unlikely_true(slot && slot->request == request))
+		nvme_completed(request, index, slot);
+	return 0;
+}
+
+RAW_HOOK(nvme_complete, nvme_complete_rq, nvme_core)
+{
+	u64 request = ARG(0);
+	struct kv_command *slot = nvme_find(request);
+
+	if (slot) /* else filtered, from before the session, or failed before it was a command */
+		nvme_completed(request, block_request_index(request), slot);
 	return 0;
 }
 

@@ -121,10 +121,10 @@ def _existing(hooks: Iterable[Hook], types: KernelTypes) -> tuple[Hook, ...]:
 
 
 def _is_there(hook: Hook, types: KernelTypes, functions: frozenset[str]) -> bool:
+    if hook.module and not is_loaded(hook.module):
+        return False  # it may be a place in the kernel that only matters where the module is
     if hook.is_function:
         return hook.event in functions
-    if hook.module and not is_loaded(hook.module):
-        return False  # it may be an event of the kernel that only matters where the module is
     if hook.kind == "raw":
         return types.tracepoint_args(hook.event) is not None
     return tracefs.tracepoint_id("syscalls", hook.label) is not None

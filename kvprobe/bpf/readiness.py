@@ -179,7 +179,10 @@ def probe_features(states: Sequence[ProbeState]) -> tuple[Feature, ...]:
 
 def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     probe = state.probe
-    known = [exists for hook, exists in state.hooks if hook.event not in probe.optional]
+    places = {
+        hook.label: exists for hook, exists in state.hooks if hook.event not in probe.optional
+    }
+    known = list(places.values())
     found = sum(exists is True for exists in known)
     if not state.has_purpose:
         reason = probe.hides.get(probe.needs, "it is not needed").split(": ")[-1]

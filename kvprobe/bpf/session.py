@@ -252,7 +252,9 @@ class Session:
             else:
                 link = attach.attach_tracepoint(program, "syscalls", hook.label)
             self._links.append(link)
-            self.attached.setdefault(hook.probe, []).insert(0, hook.label)
+            events = self.attached.setdefault(hook.probe, [])
+            if hook.label not in events:
+                events.insert(0, hook.label)
 
     def _fill_roots(self, loaded: Loaded) -> None:
         if self._root is None:
