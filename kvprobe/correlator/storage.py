@@ -18,6 +18,9 @@ from kvprobe.model import DeviceFacts, Frame, Loss, ServiceCell
 
 Ints = NDArray[np.int64]
 
+NO_DISK = 0
+"""The device number of what a controller asks for itself: admin and fabrics commands."""
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -89,7 +92,8 @@ def account_devices(
     seen = storage.block["device"] if len(storage.block["device"]) else storage.depth["device"]
     # A path whose rows of one kind were lost, or that nobody used, is a device all the same.
     sisters = paths.sisters(kv_device) if kv_device is not None else ()
-    numbers = sorted({*np.unique(seen).tolist(), *np.unique(rows["device"]).tolist(), *sisters})
+    found = {*np.unique(seen).tolist(), *np.unique(rows["device"]).tolist(), *sisters}
+    numbers = sorted(number for number in found if number > NO_DISK)
     facts = [paths.facts(number, manifest.devices) for number in numbers]
     plain = service.account_devices(facts, storage.block, storage.depth, cells, kv_device)
     heads = {number: paths.head(number) or number for number in numbers}
