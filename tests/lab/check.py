@@ -43,11 +43,16 @@ class Result:
     numbers: dict[int, str]
 
     def rows(self, table: str) -> Frame:
-        """Rows of a table, of the case's disks where it has a device."""
+        """Rows of a table, of the case's disks where it has a device.
+
+        While probes are being attached some see what others do not: what began then is left out.
+        """
         frame = self.capture.frame(table)
         if "device" not in frame or table == "fabric":
             return frame
         keep = np.isin(frame["device"], list(self.numbers))
+        if begin := {"block": "queued_ns", "nvme": "setup_ns"}.get(table):
+            keep &= frame[begin] >= self.capture.manifest.start_ns
         return {name: column[keep] for name, column in frame.items()}
 
 

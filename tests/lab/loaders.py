@@ -21,6 +21,7 @@ from kvprobe import schema
 from kvprobe.bpf.roots import kernel_device
 from kvprobe.bpf.session import Session, open_session
 from kvprobe.model import Filters, Rows
+from tests.lab import functions
 from tests.lab.case import Backing, Topology
 from tests.lab.stand import MOUNT, Stand, stand
 
@@ -72,6 +73,7 @@ def run_loaders(folder: Path) -> None:
     with stand(DISK) as built:
         device = kernel_device(os.stat(f"/dev/{built.disk}").st_rdev)
         facts = {"files": _files(built, device), "raw": _raw(built, device)}
+    facts["functions"] = functions.sums()
     (folder / "loaders.json").write_text(json.dumps(facts, indent=1))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab import functions
 from tests.lab.kernels import SOURCES
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(7200)]
@@ -78,3 +79,9 @@ def test_the_disk_itself(facts: dict[str, Any]) -> None:
     assert raw["alone"] == {"rows": 17, "threads": [0]}
     found = raw["asynchronous"]
     assert (found["rows"], found["methods"], found["inodes"]) == (19, [3], [found["inode"]])
+
+
+@pytest.mark.parametrize("job", ["loaders"])
+@pytest.mark.parametrize("kernel", list(SOURCES))
+def test_function_probes_see_arguments_and_results(facts: dict[str, Any]) -> None:
+    assert facts["functions"] == {"core": functions.EXPECTED, "bcc": functions.EXPECTED}
