@@ -181,9 +181,9 @@ def test_stamps_out_of_order_take_no_time_back() -> None:
     rows = tables.frame("nvme")
     rows["done_ns"][:] = rows["arrived_ns"] - 7
     (device,) = correlate(tables).devices
-    times = {s.parts: (s.total_ns, s.median_ns) for s in device.segments}
-    assert times["receive",] == (0, 0)
-    assert all(total >= 0 for total, _ in times.values())
+    total = {s.parts: s.total_ns for s in device.segments}
+    assert total["receive",] == 0
+    assert min(total.values()) == 0
     assert sum(s.share for s in device.segments) == pytest.approx(1)
 
 

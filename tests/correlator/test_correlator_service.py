@@ -152,7 +152,7 @@ def test_counts_bytes_and_latency() -> None:
 def test_the_device_of_the_cache_comes_first_and_the_unknown_has_a_name() -> None:
     rows = [op(5, 40), op(50, 90), op(100, 150)]
     blocks = [block(10, 20, device=1 << 20, inode=8), block(10, 30), block(60, 80)]
-    blocks.append(block(15, 17, device=0, inode=None))  # a controller's own
+    blocks.append(block(15, 17, device=0) | {"inode": None})  # a controller's own
     lookups = [opened("/kv/a.bin", 1, 7)]
     frames = {"ops": rows, "block": blocks, "lookups": lookups}
     manifest = Manifest("t", "c", 0, 200, Clock(0), devices=(DeviceFacts(DISK, "loop3", "loop"),))
