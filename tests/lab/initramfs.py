@@ -32,13 +32,13 @@ for module in $(cat /modules/order); do insmod /modules/$module; done
 mount -t 9p -o ro,cache=loose,{SHARE} {HOST_TAG} /lower
 mount -t tmpfs -o mode=755 memory /memory
 mkdir /memory/upper /memory/work
-mount -t overlay -o lowerdir=/lower,upperdir=/memory/upper,workdir=/memory/work overlay /root
-mount -t tmpfs -o mode=755 run /root/run
-mkdir /root{RESULTS_FOLDER}
-mount -t 9p -o cache=none,{SHARE} {RESULTS_TAG} /root{RESULTS_FOLDER}
-cp /guest-init /root/run/guest-init
+mount -t overlay -o lowerdir=/lower,upperdir=/memory/upper,workdir=/memory/work overlay /merged
+mount -t tmpfs -o mode=755 run /merged/run
+mkdir /merged{RESULTS_FOLDER}
+mount -t 9p -o cache=none,{SHARE} {RESULTS_TAG} /merged{RESULTS_FOLDER}
+cp /guest-init /merged/run/guest-init
 umount /dev /proc
-exec switch_root /root /bin/sh /run/guest-init
+exec switch_root /merged /bin/sh /run/guest-init
 """
 
 GUEST_INIT = """#!/bin/sh
@@ -82,7 +82,7 @@ def build(kernel: Kernel, command: Sequence[str], folder: Path, variables: dict[
     if b"ld-linux" in busybox.read_bytes()[:4096]:
         raise LabError(f"{busybox} is not static: apt-get install busybox-static")
     archive = _Archive()
-    for name in ("bin", "proc", "dev", "lower", "memory", "root", "modules"):
+    for name in ("bin", "proc", "dev", "lower", "memory", "merged", "modules"):
         archive.folder(name)
     archive.file("bin/busybox", busybox.read_bytes(), 0o755)
     for applet in ("sh", "mount", "umount", "cat", "cp", "mkdir", "insmod", "switch_root"):
