@@ -62,8 +62,9 @@ def sent_early(frame: Frame) -> Frame:
 def test_a_wrong_command_is_noticed(
     kernel: str, job: str, change: Change, guest_results: Callable[[str, str], Path]
 ) -> None:
-    with pytest.raises(AssertionError):
-        check(altered(open_result(cases.load(job), guest_results(kernel, job)), "nvme", change))
+    result = open_result(cases.load(job), guest_results(kernel, job))
+    with result.capture, pytest.raises(AssertionError):
+        check(altered(result, "nvme", change))
 
 
 def test_every_case_can_be_read_and_has_something_to_prove() -> None:
