@@ -182,3 +182,20 @@ def test_included_files_come_first_and_once(tmp_path: Path) -> None:
     (tmp_path / "part_b.bpf.h").write_text('#include "part_a.bpf.h"\n')
     with pytest.raises(KvprobeError, match="includes itself"):
         files_of(probes[0])
+
+
+def test_a_multipath_disk_is_known_by_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "DISKS", tmp_path)
+    for number, place in {
+        "259:1": "devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1",
+        "259:3": "devices/pci0000:00/0000:00:04.0/nvme/nvme1/nvme1n1",
+        "7:0": "devices/virtual/block/loop0",
+    }.items():
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / number).symlink_to(tmp_path / place)
+    assert machine.is_multipath(259 << 20 | 1)
+    assert not machine.is_multipath(259 << 20 | 3)
+    assert not machine.is_multipath(7 << 20)
+    assert not machine.is_multipath(8 << 20)

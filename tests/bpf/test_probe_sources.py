@@ -73,6 +73,24 @@ def test_a_probe_says_what_is_hidden_where_an_event_is_missing(name: str) -> Non
     assert catalog.is_ring_size(probe.ring_bytes)
 
 
+def test_a_probe_comes_with_those_that_it_uses() -> None:
+    assert [probe.name for probe in catalog.choose(["nvme"])] == ["block", "nvme"]
+    assert [probe.name for probe in catalog.choose(["ops"])] == ["ops"]
+
+
+@pytest.mark.parametrize(
+    ("stands_in", "program"),
+    [("block_done_nested", "block_done"), ("nvme_nested", "nvme_complete")],
+)
+def test_a_program_that_stands_in_runs_after_the_one_it_stands_in_for(
+    stands_in: str, program: str
+) -> None:
+    """Hooks are attached last one first, and the kernel runs them in that order."""
+    hooks = {hook.name: hook for hook in compose(catalog.choose(["nvme"]), bcc=False).hooks}
+    assert hooks[stands_in].event == hooks[program].event
+    assert list(hooks).index(stands_in) < list(hooks).index(program)
+
+
 def test_bucket_edges_are_those_of_the_c_code() -> None:
     text = (content.directory("probes") / "block_aggregates.bpf.h").read_text()
     for name, value in (
