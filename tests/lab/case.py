@@ -104,7 +104,8 @@ class Expected:
         bytes: read, write -> bytes.
         findings, no_findings: slugs that the report must have, must not have.
         subjects: slug -> a text that the finding's subject holds.
-        device_ms: mean time of a read between driver and completion, with ``tolerance``.
+        device_ms: least time of a read between driver and completion; the mean is what fio
+            measured, within ``tolerance``.
         fabric: kinds of fabric events that must be there.
     """
 

@@ -187,12 +187,17 @@ def check_join(result: Result) -> None:
     assert not alone, f"{alone} block rows without a command"
 
 
-def check_device_time(result: Result, wanted_ms: float, tolerance: float) -> None:
-    """The mean time of a read below the driver is what was injected."""
+def check_device_time(result: Result, injected_ms: float, tolerance: float) -> None:
+    """The mean time of a read below the driver is what was injected, as fio measured it.
+
+    The emulated timer is late by as much as the host is busy: fio's own figure has that, too.
+    """
     block = result.rows("block")
     reads = block["op"] == 0
     took = (block["done_ns"][reads] - block["issued_ns"][reads]).mean() / 1e6
-    assert abs(took - wanted_ms) <= tolerance * wanted_ms, f"{took:.2f} ms"
+    seen = result.facts["work"][0]["said"]["read"]["mean_ns"] / 1e6
+    assert took >= injected_ms, f"{took:.2f} ms, {injected_ms:g} ms were injected"
+    assert abs(took - seen) <= tolerance * seen, f"{took:.2f} ms, fio says {seen:.2f} ms"
 
 
 def check_findings(result: Result) -> None:
