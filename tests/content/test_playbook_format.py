@@ -83,6 +83,20 @@ def test_commands_of_a_playbook_exist(slug: str) -> None:
     assert not [said for words in commands if (said := complaint(words))]
 
 
+@pytest.mark.parametrize("slug", SLUGS)
+def test_what_is_written_can_be_undone(slug: str) -> None:
+    """What Fix writes is read there first; Undo writes the noted value, never one of its own."""
+    text = content.playbook(slug)
+    fix, undo = (list(fenced_lines(text.split(f"## {name}\n")[1])) for name in ("Fix", "Undo"))
+    fix = fix[: len(fix) - len(undo)]
+    for line in undo:
+        assert "tee" not in line or line.startswith("echo VALUE |"), line
+    for place, line in enumerate(fix):
+        if written := re.fullmatch(r"echo \S+ \| sudo tee (/\S+)", line):
+            assert any(written[1] in before for before in fix[:place]), "not read before"
+            assert f"echo VALUE | sudo tee {written[1]}" in undo
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_readme_exist(page: Path) -> None:
     commands = kvprobe_commands(page.read_text(encoding="utf-8"))
