@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import NoReturn
 
 from kvprobe import __version__, content, registry
@@ -112,6 +113,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
         KvprobeError: usage.
         SystemExit: the help or the version was asked for, and has been printed.
     """
+    _refuse_empty_words(argv)
     options = _top_parser().parse_args(argv)
     if options.content is not None:
         os.environ[content.ENVIRONMENT] = options.content
@@ -120,6 +122,20 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     verb, *rest = options.words
     chosen = command(verb)
     return chosen, parser_of(chosen).parse_args(rest)
+
+
+def _refuse_empty_words(words: Sequence[str]) -> None:
+    """Refuse an empty value: the variable of a script was not set, and "" would be this folder.
+
+    What comes after ``--`` is the command line of another program.
+    """
+    own = list(words[: words.index("--")] if "--" in words else words)
+    for before, word in pairwise(("kvprobe", *own)):
+        name = before if word == "" else word.removesuffix("=")
+        if word == "" or (word.startswith("--") and word.endswith("=")):
+            raise KvprobeError(
+                f"the value after {name} is empty", "is a variable of the shell not set?"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -240,13 +240,12 @@ def _folder(root: str) -> str:
 
 
 def _device(name: str) -> DeviceFacts:
-    from kvprobe.sources.devices import SYSFS, devices, facts_of, mounts
+    from kvprobe.sources.devices import SYSFS, facts_of, mounts, no_such_disk
 
     wanted = name.removeprefix("/dev/")
     found = None if "/" in wanted else facts_of(wanted, SYSFS, mounts())
     if found is None:
-        known = ", ".join(facts.name for facts in devices())
-        raise KvprobeError(f"no block device {name!r}", f"whole disks here: {known or 'none'}")
+        raise no_such_disk(name)
     return found
 
 

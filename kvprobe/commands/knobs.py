@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 _FAMILIES = ("block_size", "queue_depth", "prefetch")
 _VALUE_WIDTH = 22
+_NO_LIMIT = {"max_hw_sectors_kb": str(0xFFFFFFFF >> 1), "max_segment_size": str(0xFFFFFFFF)}
+"""What the kernel shows where a driver sets no limit: the largest number of its type."""
 _REACH_WIDTH = 14
 
 
@@ -108,6 +110,8 @@ def _of_one_knob(
 def _value(each: Setting) -> str:
     if each.value is None:
         return UNKNOWN
+    if each.value == _NO_LIMIT.get(each.knob.name):
+        return "no limit"
     is_number = each.value.lstrip("-").split(" ", 1)[0].isdecimal()
     return f"{each.value} {each.knob.unit}".rstrip() if is_number else each.value
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kvprobe.errors import KvprobeError
-from kvprobe.sources.devices import Mount, disk_number, mounts, names_in, number_of
+from kvprobe.sources.devices import (
+    Mount,
+    disk_number,
+    mounts,
+    names_in,
+    no_such_disk,
+    number_of,
+)
 from kvprobe.sources.nvme import controllers, subsystems
 from kvprobe.sources.topology import Kind, Layer, chain_below, chain_of
 
@@ -100,8 +106,7 @@ def of_device(name: str, roots: Roots | None = None) -> Subjects:
     wanted = name.removeprefix("/dev/")
     known = dict(_numbers(roots))
     if wanted not in known:
-        disks = ", ".join(names_in(roots.sysfs / "block"))
-        raise KvprobeError(f"no block device {name!r}", f"whole disks here: {disks or 'none'}")
+        raise no_such_disk(name, roots.sysfs)
     chain = chain_below(wanted, roots.sysfs, roots.mountinfo, roots.diskstats)
     parts = names_in(roots.sysfs / "block" / wanted)
     own = {known[name] for name in (wanted, *parts) if known.get(name) is not None}

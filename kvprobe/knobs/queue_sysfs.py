@@ -138,7 +138,7 @@ _DEPTHS = (
         "",
         "who orders the requests of this disk",
         Reach.LIVE,
-        default="none for NVMe",
+        default="mq-deadline for a disk with one I/O queue, none with several",
         risk="the queue is frozen while it changes; a scheduler costs CPU for each request",
     ),
     Knob(
@@ -149,7 +149,7 @@ _DEPTHS = (
         Reach.LIVE,
         default="1",
         allowed="0 1 2",
-        ignored="3 and more are accepted and stored as 1",
+        ignored="3 and more are accepted without an error and change nothing",
         risk="2 costs an interrupt to another CPU for each completion",
     ),
     Knob(

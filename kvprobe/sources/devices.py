@@ -70,8 +70,23 @@ def devices(
 ) -> tuple[DeviceFacts, ...]:
     """Every whole disk of this machine that has a size, hidden paths included, ordered by name."""
     mounted = mounts(mountinfo)
-    found = (facts_of(name, sysfs, mounted, diskstats) for name in names_in(sysfs / "block"))
-    return tuple(facts for facts in found if facts is not None and facts.size_bytes != 0)
+    found = (facts_of(name, sysfs, mounted, diskstats) for name in disk_names(sysfs))
+    return tuple(facts for facts in found if facts is not None)
+
+
+def disk_names(sysfs: Path = SYSFS) -> list[str]:
+    """Names of the whole disks that have a size, hidden paths included; one without is not in use.
+
+    A size that cannot be read is not taken for none.
+    """
+    block = sysfs / "block"
+    return [name for name in names_in(block) if read_number(block / name / "size") != 0]
+
+
+def no_such_disk(name: str, sysfs: Path = SYSFS) -> KvprobeError:
+    """What to say of a name that no disk has; the hint lists those there are."""
+    known = ", ".join(disk_names(sysfs))
+    return KvprobeError(f"no block device {name!r}", f"whole disks here: {known or 'none'}")
 
 
 def facts_of(

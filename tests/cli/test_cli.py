@@ -75,6 +75,10 @@ def test_version() -> None:
         (("playbok",), "no verb 'playbok'", "did you mean `kvprobe playbook`?"),
         (("playbook", "--nonsense"), "unrecognized arguments", "kvprobe playbook --help"),
         (("--content", "/nowhere", "playbook"), "no content folder at /nowhere", "--content"),
+        (("doctor", "--path", ""), "the value after --path is empty", "variable of the shell"),
+        (("knobs", "--path="), "the value after --path is empty", "variable of the shell"),
+        (("sweep", "", "--direct"), "the value after sweep is empty", "variable of the shell"),
+        (("--content", "", "doctor"), "the value after --content is empty", "variable"),
     ],
 )
 def test_usage_errors_are_one_line_and_a_hint(
@@ -86,6 +90,11 @@ def test_usage_errors_are_one_line_and_a_hint(
     first, second = done.stderr.decode().splitlines()
     assert first.startswith("kvprobe: ") and message in first
     assert second.startswith("hint: ") and hint in second
+
+
+def test_words_of_another_program_may_be_empty() -> None:
+    _, options = cli.parse(["capture", "-d", "1", "--", "sh", "-c", "", "--x="])
+    assert options.command == ["sh", "-c", "", "--x="]
 
 
 def test_options_of_a_verb_reach_it_and_its_code_comes_back(verb: Verb) -> None:

@@ -86,6 +86,31 @@ def test_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str
     assert len(captured.err.splitlines()) == 2 and "hint: " in captured.err
 
 
+@pytest.mark.parametrize("verb", ["knobs", "capture"])
+def test_a_wrong_disk_and_those_that_are_here(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--device", "nope", *(["-d", "1"] if verb == "capture" else [])]) in (2, 3)
+    *_, message, hint = capsys.readouterr().err.splitlines()
+    if "needs root" not in message:
+        assert message == "kvprobe: no block device 'nope'"
+        sizes = {p.parent.name: p.read_text().strip() for p in Path("/sys/block").glob("*/size")}
+        here = sorted(name for name, sectors in sizes.items() if sectors != "0")
+        assert hint == f"hint: whole disks here: {', '.join(here) or 'none'}"
+
+
+def test_no_limit_is_in_words(tmp_path: Path) -> None:
+    tree = plant("6.1-tcp", tmp_path)
+    tree.write("sys/block/nvme0c0n1/queue/max_hw_sectors_kb", "2147483646\n")
+    found = knobs.read_all(knobs.of_device("nvme0n1", tree.roots), Family.BLOCK_SIZE)
+    rows = [line for line in lines(found, Style(100, False, False)) if "max_hw_sect" in line]
+    assert [row.split()[1:3] for row in rows] == [["2147483646", "KiB"], ["no", "limit"]]
+    (listed,) = {
+        each["value"] for each in document(found)["knobs"] if each["name"] == "max_segment_size"
+    }
+    assert listed == "4294967295", "JSON has the kernel's own"
+
+
 def test_golden_text(tmp_path: Path) -> None:
     tree = plant("6.1-tcp", tmp_path)
     found = knobs.read_all(knobs.of_device("nvme0n1", tree.roots))

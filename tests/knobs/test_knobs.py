@@ -76,6 +76,20 @@ def test_a_disk_as_blockdev_and_lsblk_see_it(tmp_path: Path) -> None:
         assert found["stripe", str(point)].value == "13"
 
 
+@pytest.mark.root
+def test_what_rq_affinity_takes_and_ignores(tmp_path: Path) -> None:
+    """The catalogue's ``allowed`` and ``ignored`` against this kernel."""
+    with loop_mount(tmp_path) as (name, _):
+        affinity = by_name(knobs.read_all(knobs.of_device(name)))["rq_affinity", name]
+        assert affinity.allowed == "0 1 2" and "3 and more" in affinity.knob.ignored
+        file = Path(affinity.source)
+        for value in affinity.allowed.split():
+            file.write_text(value)
+            for ignored in ("3", "7"):
+                file.write_text(ignored)
+                assert file.read_text().strip() == value
+
+
 def test_buffers_as_a_socket_gets_them() -> None:
     found = by_name(knobs.read_all(knobs.of_host()))
     with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
