@@ -25,6 +25,7 @@ from kvprobe.model import (
     EngineSetting,
     Facts,
     Finding,
+    Frame,
     Interval,
     Proposal,
     ServiceCell,
@@ -73,7 +74,20 @@ def facts_of(ledger: Ledger, manifest: Manifest, sweeps: Sequence[ServiceCell] =
         queue_ns_per_restore=_spread(waits),
         recompute_ns_per_token=_marginal_recompute_ns(ledger),
         paths=tuple(d.path.facts for d in ledger.kv_devices if d.path),
+        queue_entries=_queue_entries(ledger.knobs),
     )
+
+
+def _queue_entries(knobs: Frame) -> dict[int, int]:
+    """The queue size that each controller connected with, from the settings of the recording."""
+    if not knobs:
+        return {}
+    found = {}
+    for name, subject, value in zip(knobs["name"], knobs["subject"], knobs["value"], strict=True):
+        number = str(subject).removeprefix("nvme")
+        if name == "queue_size" and number.isdecimal() and str(value).isdecimal():
+            found[int(number)] = int(value)
+    return found
 
 
 def _marginal_recompute_ns(ledger: Ledger) -> float | None:

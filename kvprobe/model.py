@@ -334,6 +334,9 @@ class Facts:
     """Marginal cost of prefilling one more token behind a typical restored prefix."""
     paths: tuple[NvmePath, ...] = ()
     """The NVMe paths that serve the KV cache; several under native multipath."""
+    queue_entries: Mapping[int, int] = field(default_factory=dict)
+    """Entries of an I/O queue of each controller, as ``nvme connect --queue-size`` has it. The
+    driver keeps one or two of them for itself: ``NvmePath.queue_size`` is what is left."""
 
 
 @dataclass(frozen=True)

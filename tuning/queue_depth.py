@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvprobe.api import (
+    Effect,
     Evidence,
     Facts,
     Finding,
@@ -25,9 +26,10 @@ WORTH_IT = -0.05
 """Predicted change of the restore that is worth a restart of the engine."""
 KNOB = "bytes_in_flight"
 
-
 COSTS_NOTHING = 0.05
-"""Predicted growth of the restore up to which fewer reads in flight are proposed."""
+"""Part of the measured rate that fewer reads in flight may cost."""
+SAME = 1.25
+"""Depths and sizes of cells this near to those of the capture speak for it."""
 MAX_QUEUE_SIZE = 1024
 """What a fabrics connection may ask for; the target may grant less."""
 
@@ -42,7 +44,10 @@ def propose(findings: Sequence[Finding], facts: Facts) -> list[Proposal]:
     proposals: list[Proposal] = []
     for finding in findings:
         if finding.slug == "queue_saturated":
-            proposals += _fewer_reads(finding, facts) or _larger_queue(finding, facts)
+            fewer = _fewer_reads(finding, facts)
+            proposals += fewer or _larger_queue(finding, facts)
+            if not fewer and _figure(finding.evidence, IO_QUEUES) == 1:
+                proposals += _more_queues(finding, facts)
         elif finding.slug == "queue_imbalance":
             proposals += _both_paths(finding, facts)
         elif _is_one_queue(finding):
@@ -98,16 +103,14 @@ def _more_reads(finding: Finding, facts: Facts) -> list[Proposal]:
 
 
 def _fewer_reads(finding: Finding, facts: Facts) -> list[Proposal]:
-    """The fewest reads in flight that were measured to serve a restore as well."""
+    """The fewest reads in flight at which the measured rate is shown to be what it is now."""
     if facts.restore is None or facts.restore.n <= 0 or facts.restore.ops <= 0:
         return []
     unit, now = _unit_bytes(facts), _reads_now(facts)
     enough = [
         (depth, effect)
         for depth in DEPTHS
-        if depth < now
-        and (effect := restore_effect(facts, reads_in_flight=depth)) is not None
-        and effect.mid <= COSTS_NOTHING
+        if depth < now and (effect := _shorter_reads(facts, depth, now)) is not None
     ]
     if not enough:
         return []
@@ -123,7 +126,8 @@ def _fewer_reads(finding: Finding, facts: Facts) -> list[Proposal]:
             proposed=depth * unit,
             unit="B",
             reason=f"queues are full with {now} reads of a request in flight, and the measured "
-            f"rates give the same with {depth}; all else that uses them waits less",
+            f"rate is the same with {depth}: a restore takes as long, but a read waits less, and "
+            "so does all else that uses the queues",
             effect=effect,
             risk="a restore is slower where storage is quicker than it was while measured",
             live=said is not None and said.live,
@@ -135,22 +139,62 @@ def _fewer_reads(finding: Finding, facts: Facts) -> list[Proposal]:
     ]
 
 
+def _shorter_reads(facts: Facts, depth: int, now: int) -> Effect | None:
+    """Change of the time of a read at the same rate; None where the rate may not stay.
+
+    The rate stays where the low end of the cell at the lower depth is not below the highest
+    measured on the way to the present one. A read then takes depth over rate (Little's law).
+    """
+    assert facts.restore is not None
+    at_once = max(1.0, facts.restore.restoring_at_once or 1.0)
+    wanted, present = depth * at_once, now * at_once
+    size, direct = facts.restore.bytes / facts.restore.ops, facts.engine and facts.engine.direct
+    for source in ("sweep", "capture"):
+        cells = [
+            cell
+            for cell in facts.surface
+            if cell.source == source
+            and cell.bytes_per_s > 0
+            and (direct is None or cell.direct == direct)
+            and size / SAME <= cell.size_bytes <= size * SAME
+        ]
+        fewer = max((c for c in cells if c.depth <= wanted), key=lambda c: c.depth, default=None)
+        here = min(cells, key=lambda c: abs(c.depth - present), default=None)
+        if fewer is None or here is None or not present / SAME <= here.depth <= present * SAME:
+            continue
+        best = max(c.bytes_per_s for c in cells if fewer.depth <= c.depth <= here.depth)
+        if fewer.low_bytes_per_s < (1 - COSTS_NOTHING) * best:
+            return None
+        low, mid, high = (
+            depth / now * here.bytes_per_s / rate - 1
+            for rate in (fewer.high_bytes_per_s, fewer.bytes_per_s, fewer.low_bytes_per_s)
+        )
+        return Effect("time_of_a_read_ns", low, mid, high)
+    return None
+
+
 def _larger_queue(finding: Finding, facts: Facts) -> list[Proposal]:
     """Twice the queue size at the next connect; what it gives was not measured."""
-    size_now = _figure(finding.evidence, FULL_SIZE)
+    held = _figure(finding.evidence, FULL_SIZE)
     fabrics = [path for path in facts.paths if path.transport in ("tcp", "rdma")]
-    if size_now is None or not fabrics or size_now >= MAX_QUEUE_SIZE:
+    if held is None or not fabrics or held >= MAX_QUEUE_SIZE:
         return []
-    entries = round(size_now) + 1  # a queue of N entries holds N - 1 commands
-    wanted = min(2 * entries, MAX_QUEUE_SIZE)
+    if any(path.queue_size is not None and held < path.queue_size for path in fabrics):
+        return []  # something else is full: the disk's own limit is lower
+    # What fits is less than what was asked for, by one or two: the setting must be known.
+    entries = {facts.queue_entries.get(path.controller) for path in fabrics}
+    now = entries.pop() if len(entries) == 1 else None
+    wanted = min(2 * now if now else 1 << round(2 * held - 1).bit_length(), MAX_QUEUE_SIZE)
+    if now is not None and wanted <= now:
+        return []
     return [
         _reconnect(
             finding,
             fabrics,
             "queue_size",
             f"--queue-size={wanted}",
-            (entries, wanted),
-            f"queues of {size_now:.0f} commands are full while restores wait",
+            (now, wanted),
+            f"queues that hold {held:.0f} commands are full while restores wait",
             "more latency and no more rate where the target is the limit; the target may grant "
             "less",
         )
@@ -180,12 +224,16 @@ def _reconnect(
     paths: Sequence[NvmePath],
     knob: str,
     option: str,
-    values: tuple[int, int],
+    values: tuple[int | None, int],
     reason: str,
     risk: str,
 ) -> Proposal:
     """A change that takes effect when a controller connects."""
     now, wanted = values
+    name = option.partition("=")[0]
+    undo = f"the same with {name}={now}"
+    if now is None:
+        undo = f"note sqsize of /sys/class/nvme/nvmeN plus 1 before; then the same with {name}=that"
     return Proposal(
         slug=TUNER.name,
         finding=finding.slug,
@@ -197,7 +245,7 @@ def _reconnect(
         reason=reason,
         risk=f"{risk}; I/O stops while the only path reconnects, so one path at a time",
         apply=f"nvme disconnect and nvme connect with {option}, one path at a time",
-        undo=f"the same with {option.partition('=')[0]}={now}",
+        undo=undo,
         give_up=f"the exposed restore falls by less than {share(-WORTH_IT)} in an A B B A run",
     )
 

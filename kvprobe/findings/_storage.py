@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from kvprobe.correlator import intervals, queues
 from kvprobe.correlator.commands import READ
-from kvprobe.correlator.ledger import DeviceAccount, Ledger
+from kvprobe.correlator.ledger import DeviceAccount, Ledger, QueueAccount
 from kvprobe.findings._depth import from_device
 from kvprobe.findings._weigh import Restored, restored, share_of_ttft
-from kvprobe.model import Frame
+from kvprobe.model import Evidence, Frame
 from kvprobe.sources.nvme import short_address
 
 Ints = NDArray[np.int64]
@@ -20,6 +20,11 @@ MIN_COMMANDS = 30
 MOST_LOST = 0.01
 """Share of rows lost or thinned up to which a depth that is counted from rows is trusted: it is
 too low by about that share."""
+FULL_SHARE = 0.1
+"""Of the commands with which a queue was full: so many had to wait for a tag, or nearly. Where
+depth is less than the size, none has."""
+MIN_LOAD_SHARE = 0.1
+"""Of the KV devices' bytes: a queue that carries less does not decide how long restores take."""
 DEVICE_BOUND = 0.5
 """Most of the restores' time passes at the device: what happens there decides."""
 
@@ -77,6 +82,38 @@ def at_stake(requests: list[Restored], share: float) -> float | None:
     """A share of the exposed restores as a share of the time to first token."""
     exposed = sum(r.restore.exposed_ns for r in requests)
     return share_of_ttft(share * exposed, [r.account for r in requests])
+
+
+def full_queues(ledger: Ledger) -> list[tuple[QueueAccount, float, int]]:
+    """Queues with something to say that held all they can: with the share found full, the size."""
+    return [
+        (queue, queue.found_full_share, queue.queue_size)
+        for device in ledger.kv_devices
+        for queue in device.queues
+        if queue.found_full_share is not None
+        and queue.queue_size
+        and queue.found_full_share >= FULL_SHARE
+        and queue.load.commands >= MIN_COMMANDS
+        and (queue.load.share or 0) >= MIN_LOAD_SHARE
+    ]
+
+
+def io_queues(ledger: Ledger) -> int | None:
+    """I/O queues of each path's controller, the most of any; None where one is not known."""
+    known = [d.path.facts.io_queues if d.path else None for d in ledger.kv_devices]
+    counts = [count for count in known if count is not None]
+    return max(counts) if counts and len(counts) == len(known) else None
+
+
+def io_queue_evidence(ledger: Ledger) -> list[Evidence]:
+    """How many queues there are, and for how many processors."""
+    count = io_queues(ledger)
+    if count is None:
+        return []
+    found = [Evidence("I/O queues of each controller", count, "", len(ledger.kv_devices))]
+    if ledger.cpus is not None:
+        found.append(Evidence("processors of the host", ledger.cpus, "", 1))
+    return found
 
 
 def storage_name(ledger: Ledger) -> str:

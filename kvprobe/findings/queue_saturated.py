@@ -13,9 +13,11 @@ from kvprobe.correlator.ledger import Ledger, QueueAccount
 from kvprobe.findings import Detector
 from kvprobe.findings._storage import (
     DEVICE_BOUND,
-    MIN_COMMANDS,
+    FULL_SHARE,
     at_stake,
     device_share,
+    full_queues,
+    io_queue_evidence,
     kv_commands,
     restoring,
     rows_are_whole,
@@ -25,12 +27,7 @@ from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
 from kvprobe.model import Evidence, Finding, ServiceCell
 from kvprobe.schema import OpKind
 
-FULL_SHARE = 0.1
-"""Of the commands with which a queue was full: so many had to wait for a tag, or nearly. Where
-depth is less than the size, none has."""
 CERTAIN_FULL_SHARE = 0.5
-MIN_LOAD_SHARE = 0.1
-"""Of the KV devices' bytes: a queue that carries less does not decide how long restores take."""
 BEYOND = 4.0
 """Reads open at once over the knee: at twice the knee a queue only smooths arrivals."""
 CERTAIN_BEYOND = 16.0
@@ -49,16 +46,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
 
 def _full(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
     """Queues that held as many commands as they can."""
-    full = [
-        (queue, queue.found_full_share, queue.queue_size)
-        for device in ledger.kv_devices
-        for queue in device.queues
-        if queue.found_full_share is not None
-        and queue.queue_size
-        and queue.found_full_share >= FULL_SHARE
-        and queue.load.commands >= MIN_COMMANDS
-        and (queue.load.share or 0) >= MIN_LOAD_SHARE
-    ]
+    full = full_queues(ledger)
     if not full:
         return []
     worst, share, size = max(full, key=lambda found: found[1])
@@ -73,6 +61,7 @@ def _full(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
         Evidence("highest depth of the worst one", worst.load.peak_depth, "", worst.load.commands),
         Evidence("its depth while restores waited, mean", worst.waiting_depth, "", commands),
         *_latency(worst),
+        *io_queue_evidence(ledger),
     ]  # fmt: skip
     above, n = _wait_above(ledger)
     if above is not None:

@@ -27,6 +27,9 @@ from kvprobe.findings._storage import (
     at_stake,
     depth_while,
     device_share,
+    full_queues,
+    io_queue_evidence,
+    io_queues,
     kv_commands,
     restoring,
     rows_are_whole,
@@ -74,11 +77,13 @@ def _detect(ledger: Ledger) -> list[Finding]:
         Evidence("commands in flight while restores waited, mean", depth, "", len(rows["op"])),
         Evidence("share of that time with none in flight", idle, "share", len(requests)),
         Evidence("requests waiting for restores at once, mean", at_once, "", len(requests)),
-        *_queue_evidence(ledger, requests),
+        *io_queue_evidence(ledger),
     ]
     if _is_shallow(ledger, requests, depth, at_once):
         return _shallow(ledger, requests, depth, evidence)
-    if _queues_of_each(ledger) == 1 and (ledger.cpus or 1) > 1 and depth >= SPREADABLE_DEPTH:
+    one = io_queues(ledger) == 1 and (ledger.cpus or 1) > 1
+    # One queue that is full is too small before it is too few: ``queue_saturated`` says both.
+    if one and depth >= SPREADABLE_DEPTH and not full_queues(ledger):
         return _one_queue(ledger, requests, depth, evidence)
     return []
 
@@ -160,23 +165,6 @@ def _one_queue(
             "restores are no shorter",
         )
     ]
-
-
-def _queues_of_each(ledger: Ledger) -> int | None:
-    """I/O queues of each path's controller, the most of any; None where one is not known."""
-    known = [d.path.facts.io_queues if d.path else None for d in ledger.kv_devices]
-    counts = [count for count in known if count is not None]
-    return max(counts) if counts and len(counts) == len(known) else None
-
-
-def _queue_evidence(ledger: Ledger, requests: list[Restored]) -> list[Evidence]:
-    count = _queues_of_each(ledger)
-    if count is None:
-        return []
-    found = [Evidence("I/O queues of each controller", count, "", len(ledger.kv_devices))]
-    if ledger.cpus is not None:
-        found.append(Evidence("processors of the host", ledger.cpus, "", 1))
-    return found
 
 
 DETECTOR = Detector("queue_starved", "storage has little to do while requests wait", _detect)

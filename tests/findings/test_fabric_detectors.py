@@ -87,6 +87,13 @@ def test_saturated_names_the_size_and_the_peak() -> None:
     assert said["share of the reads' time before their commands were set up"] > 0.2
 
 
+def test_one_queue_that_is_full_is_saturated_and_not_starved() -> None:
+    found = only(fabrics.made(N, **fabrics.FAULTS["queue_saturated"] | {"io_queues": 1}))
+    assert found.slug == "queue_saturated"
+    assert figures(found)["I/O queues of each controller"] == 1
+    assert figures(found)["processors of the host"] == 8
+
+
 def test_a_cap_on_the_path_counts_as_its_queue_size() -> None:
     """127 commands fit, nr_requests lets 15 in."""
     tables = FabricNode(requests=N, **fabrics.FAULTS["queue_saturated"]).run().capture()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvprobe import findings
 from kvprobe.correlator import Ledger, correlate
 from kvprobe.document import facts_of, propose
-from kvprobe.model import Facts, Finding, Proposal
+from kvprobe.model import Facts, Finding, Proposal, ServiceCell
 from tests.correlator.fabric_node import HEAD, KIB, FabricNode
 from tests.findings import fabrics
 from tests.findings.ledgers import N
@@ -64,14 +66,59 @@ def test_full_queues_get_fewer_reads_where_that_was_measured_to_cost_nothing() -
     assert (proposal.knob, proposal.current, proposal.proposed) == (
         "bytes_in_flight", 16 * UNIT, 4 * UNIT
     )  # fmt: skip
-    assert proposal.effect is not None and proposal.effect.mid <= 0.05
+    # A restore is as long as before; a read that need not wait for fifteen others is shorter.
+    assert proposal.effect is not None
+    assert (proposal.effect.metric, proposal.effect.mid) == ("time_of_a_read_ns", -0.75)
 
 
-def test_full_queues_get_more_room_where_nothing_was_measured() -> None:
-    known = replace(facts(fabrics.queue_saturated()), surface=())
-    (proposal,) = proposals(fabrics.queue_saturated(), "queue_saturated", known)
-    assert (proposal.knob, proposal.current, proposal.proposed) == ("queue_size", 16, 32)
-    assert "--queue-size=32" in proposal.apply and "--queue-size=16" in proposal.undo
+@pytest.mark.parametrize(("low", "proposed"), [(2.34, False), (3.49, True)])
+def test_fewer_reads_need_an_interval_that_says_that_the_rate_stays(
+    low: float, proposed: bool
+) -> None:
+    """The middle of a cell may look as good as that of the present depth by chance."""
+    rates = [(1, 0.1, 0.1, 0.2), (16, 3.5, low, 4.5), (24, 3.66, 3.22, 3.99)]
+    cells = [ServiceCell(UNIT, d, True, r, lo, hi, 19, "capture") for d, r, lo, hi in rates]
+    known = made(cells, depth=24.0, reads_in_flight=24)
+    answers = proposals(fabrics.queue_saturated(), "queue_saturated", known)
+    assert [p.knob for p in answers] == ["bytes_in_flight"] * proposed
+
+
+def crowded(entries: dict[int, int], **path: Any) -> list[Proposal]:
+    """Full queues, and connections that were made with so many entries."""
+    knobs = {
+        "name": np.array(["io_queues", *["queue_size"] * len(entries)], object),
+        "subject": np.array(["nvme0", *(f"nvme{c}" for c in entries)], object),
+        "value": np.array(["4", *map(str, entries.values())], object),
+    }
+    known = facts(replace(fabrics.queue_saturated(), knobs=knobs))
+    known = replace(known, surface=(), paths=tuple(replace(p, **path) for p in known.paths))
+    return proposals(fabrics.queue_saturated(), "queue_saturated", known)
+
+
+@pytest.mark.parametrize("entries", [16, 17])
+def test_full_queues_get_more_room_where_nothing_was_measured(entries: int) -> None:
+    """15 commands fit into 16 entries, or into 17: that depends on the kernel."""
+    (proposal,) = crowded({0: entries, 5: 128})
+    assert (proposal.knob, proposal.current) == ("queue_size", entries)
+    assert proposal.proposed == 2 * entries
+    assert f"--queue-size={2 * entries}" in proposal.apply
+    assert proposal.undo == f"the same with --queue-size={entries}"
+
+
+def test_a_queue_size_that_is_not_known_must_be_noted_first() -> None:
+    (proposal,) = crowded({})
+    assert (proposal.current, proposal.proposed) == (None, 32)
+    assert proposal.undo.startswith("note sqsize of /sys/class/nvme/")
+
+
+def test_a_larger_queue_is_no_help_where_the_disk_admits_less() -> None:
+    assert crowded({0: 128}, queue_size=127) == []
+
+
+def test_one_full_queue_may_be_joined_by_others() -> None:
+    ledger = fabrics.made(N, **fabrics.FAULTS["queue_saturated"] | {"io_queues": 1})
+    answers = proposals(ledger, "queue_saturated", replace(facts(ledger), surface=()))
+    assert [p.knob for p in answers] == ["queue_size", "io_queues"]
 
 
 def test_an_idle_path_is_answered_by_a_policy() -> None:
