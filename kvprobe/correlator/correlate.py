@@ -307,6 +307,8 @@ def _only_complete(
 
 def _restore_sample(accounts: list[Account]) -> RestoreSample | None:
     done = [a for a in accounts if a.restore is not None and a.restore.bytes > 0]
+    # Of a request that was cut off the restore is known and the whole is not: no mean of both.
+    done = [a for a in done if a.ttft_ns is not None] or done
     parts: list[Restore] = [a.restore for a in done if a.restore is not None]
     if not parts or any(r.device_ns is None for r in parts):
         return None

@@ -47,7 +47,7 @@ def regret(
     if n < MIN_REQUESTS or count < MIN_LOST or count / n <= LOST_SHARE:
         return []
     total = regret_sum([gain for _, gain in judged], losers, count)
-    of_ttft = share_of_ttft(total.mid, [a for a, _ in judged])
+    of_ttft = share_of_ttft((-gain.mid if a.verdict == lost else 0.0, a) for a, gain in judged)
     if total.low <= 0 or (of_ttft is not None and of_ttft < MIN_REGRET_SHARE):
         return []
     evidence = [

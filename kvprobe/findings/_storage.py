@@ -80,8 +80,7 @@ def device_share(requests: list[Restored]) -> float | None:
 
 def at_stake(requests: list[Restored], share: float) -> float | None:
     """A share of the exposed restores as a share of the time to first token."""
-    exposed = sum(r.restore.exposed_ns for r in requests)
-    return share_of_ttft(share * exposed, [r.account for r in requests])
+    return share_of_ttft((share * r.restore.exposed_ns, r.account) for r in requests)
 
 
 def full_queues(ledger: Ledger) -> list[tuple[QueueAccount, float, int]]:

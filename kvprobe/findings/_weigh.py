@@ -69,10 +69,13 @@ def unmeasured_severity(at_stake: float | None) -> str:
     return min(severity(at_stake), "warning", key=("info", "warning", "critical").index)
 
 
-def share_of_ttft(cost_ns: float, accounts: Iterable[Account]) -> float | None:
-    """A cost as a share of the accounts' summed time to first token; None where unknown."""
-    total = sum(a.ttft_ns for a in accounts if a.ttft_ns)
-    return cost_ns / total if total > 0 else None
+def share_of_ttft(costs: Iterable[tuple[float, Account]]) -> float | None:
+    """Costs in ns of requests as a share of their summed time to first token; None if unknown.
+
+    A request that was cut off has no such time: its cost is left out too.
+    """
+    known = [(cost, a.ttft_ns) for cost, a in costs if a.ttft_ns]
+    return sum(cost for cost, _ in known) / sum(ttft for _, ttft in known) if known else None
 
 
 def engine_name(ledger: Ledger) -> str:

@@ -60,7 +60,10 @@ def _detect(ledger: Ledger) -> list[Finding]:
         if r.restore.software_ns is not None
     ]
     waiting = sum(above) / exposed if len(above) == len(serial) else None
-    at_stake = share_of_ttft(exposed, [r.account for r in requests])
+    at_stake = share_of_ttft(
+        (r.restore.exposed_ns if r.restore.ops >= MIN_READS and is_serial(r) else 0, r.account)
+        for r in requests
+    )
     evidence = [
         Evidence("reads open at once in a restore, median", median(depths), "", n),
         Evidence("reads a restore, mean", reads / n, "", n),

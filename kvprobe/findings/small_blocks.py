@@ -71,7 +71,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
     best = max(known, key=lambda found: found.share, default=None)
     if best is None or best.share < FIXED_SHARE or exposed <= 0:
         return []
-    at_stake = share_of_ttft(exposed * best.share, [r.account for r in requests])
+    at_stake = share_of_ttft((best.share * r.restore.exposed_ns, r.account) for r in requests)
     sure = confidence(len(requests), best.share, FIXED_SHARE, CERTAIN_FIXED_SHARE) * best.trust
     return [
         Finding(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kvprobe import findings
 from kvprobe.correlator.ledger import Account, Ledger, ReadAhead, Restore
-from kvprobe.findings._weigh import regret_sum, severity
+from kvprobe.findings._storage import at_stake
+from kvprobe.findings._weigh import Restored, regret_sum, severity
 from kvprobe.model import EngineFacts, Interval, ServiceCell, Verdict
 from tests.findings import fabrics, ledgers
 from tests.findings.ledgers import MIB, MS, account, cell, device, ledger, reads, restore
@@ -115,6 +116,30 @@ def test_serial_without_a_witness_is_less_sure() -> None:
     (with_device,) = findings.detect_all(seen)
     (without,) = findings.detect_all(replace(seen, devices=()))
     assert without.confidence == pytest.approx(with_device.confidence / 2, abs=1e-3)
+
+
+@pytest.mark.parametrize("case", ILL)
+def test_requests_that_were_cut_off_put_nothing_at_stake(case: Case) -> None:
+    """Of two requests in three the first token was not seen, only the restore: a long one."""
+    ledger = case()
+    kept = replace(ledger, accounts=tuple(cut_off(a, i % 3 > 0) for i, a in enumerate(
+        ledger.accounts)))  # fmt: skip
+    for finding in findings.detect_all(kept):
+        for evidence in finding.evidence:
+            if "time to first token" in evidence.metric and evidence.value is not None:
+                assert evidence.value <= 1, (finding.slug, evidence)
+
+
+def test_time_to_first_token_at_stake_is_of_requests_that_had_one() -> None:
+    requests = [Restored(cut_off(a, i % 3 > 0), a.restore)
+                for i, a in enumerate(ledgers.serial_restore().accounts) if a.restore]  # fmt: skip
+    whole = [r for r in requests if r.account.ttft_ns]
+    assert 0 < len(whole) < len(requests)
+    assert at_stake(requests, 0.5) == at_stake(whole, 0.5)
+
+
+def cut_off(account: Account, really: bool) -> Account:
+    return replace(account, ttft_ns=None) if really else account
 
 
 def test_confidence_follows_the_stated_rule() -> None:
