@@ -120,6 +120,15 @@ build_objects() { # without them kvprobe compiles with bcc on the node
         say "going on without the compiled probes: $(echo "$said" | tail -1)"
 }
 
+# ---- kernels for guests --------------------------------------------------------------------
+
+fetch_kernels() { # some hundred MB, once; what fails says so in a line, and tests say it again
+    if [ "${1:-}" = lab ] && [ "$(id -u)" = 0 ]; then
+        .venv/bin/python -m tests.lab.kernels || true
+    fi
+}
+
 install_packages "$@"
 install_python
 build_objects
+fetch_kernels "$@"

@@ -76,6 +76,7 @@ def fetch(series: str) -> None:
     for tool in ("apt-get", "apt-cache", "dpkg-deb", "depmod"):
         if shutil.which(tool, path=_PATH) is None:
             raise LabError(f"kernel {series}: needs {tool} (Debian's apt, dpkg, kmod)")
+    print(f"lab: fetching Debian's kernel {series}", file=sys.stderr)
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as name:
         work = Path(name)
