@@ -101,14 +101,19 @@ def has_rights() -> bool:
 
 
 def _as_root() -> str:
-    """The command that asks again with rights; sudo does not search the caller's PATH."""
-    called = Path(sys.argv[0])
-    if called.name == "__main__.py":
-        return f"sudo {shlex.quote(sys.executable)} -m kvprobe doctor"
-    found = shutil.which(called.name)
-    if called.name != "kvprobe" or found is None or Path(found).parent in _SUDO_PATH:
-        return "sudo kvprobe doctor"
-    return f"sudo {shlex.quote(found)} doctor"
+    """The command that asks again with rights: the same options, and a program that sudo finds.
+
+    sudo does not search the caller's PATH.
+    """
+    called, *words = sys.argv
+    asked = shlex.join(words) if "doctor" in words else "doctor"
+    program = Path(called).name
+    if program == "__main__.py":
+        return f"sudo {shlex.quote(sys.executable)} -m kvprobe {asked}"
+    found = shutil.which(program)
+    if program != "kvprobe" or found is None or Path(found).parent in _SUDO_PATH:
+        return f"sudo kvprobe {asked}"
+    return f"sudo {shlex.quote(found)} {asked}"
 
 
 # ---------------------------------------------------------------- kernel

@@ -53,6 +53,18 @@ class ProbeState:
         return not self.probe.needs or is_loaded(self.probe.needs)
 
     @property
+    def no_purpose(self) -> str:
+        """Why this machine has nothing that the probe is about; empty where it has."""
+        if self.has_purpose:
+            return ""
+        reason = self.probe.hides.get(self.probe.needs, "it is not needed").split(": ")[-1]
+        return f"module {self.probe.needs} is not loaded: {reason}"
+
+    def is_idle(self, hook: Hook) -> bool:
+        """Whether a module that is not loaded is why an event is not there or has no use."""
+        return not self.has_purpose or bool(hook.module and not is_loaded(hook.module))
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Events, functions and modules that this kernel lacks, expected ones left out."""
         symbols = (name for name, exists in self.symbols if not exists)
@@ -185,9 +197,7 @@ def _probe_features(state: ProbeState, blind: bool) -> list[Feature]:
     known = list(places.values())
     found = sum(exists is True for exists in known)
     if not state.has_purpose:
-        reason = probe.hides.get(probe.needs, "it is not needed").split(": ")[-1]
-        why = f"module {probe.needs} is not loaded: {reason}"
-        return [Feature("events", probe.name, *ok(why))]
+        return [Feature("events", probe.name, *ok(state.no_purpose))]
     if not state.attaches:
         why = f"none of its {len(known)} events exists in this kernel"
         answer = absent(why, f"no table {probe.table}", "use a newer kernel")

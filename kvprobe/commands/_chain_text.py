@@ -21,6 +21,11 @@ def chain_lines(layer: Layer, style: Style) -> Iterator[str]:
     yield from _branches(layer, style)
 
 
+def queues_in_words(io_queues: int) -> str:
+    """How many I/O queues a controller has, the admin queue left out."""
+    return f"{io_queues} I/O queue" + ("" if io_queues == 1 else "s")
+
+
 def _branches(layer: Layer, style: Style) -> Iterator[str]:
     on, last, bar = ("|- ", "`- ", "|  ") if style.ascii_only else ("├─ ", "└─ ", "│  ")
     queues = list(_queue_lines(layer))
@@ -91,7 +96,9 @@ def _controller(layer: Layer) -> list[str]:
         f"{facts.get('transport')} {where}".rstrip()
         + (f" from {facts['source']}" if facts.get("source") else ""),
         f"{facts.get('state') or 'unknown state'}",
-        f"{queues} I/O queues of {entries} entries" if queues is not None and entries else "",
+        f"{queues_in_words(queues)} of {entries} entries"
+        if isinstance(queues, int) and entries
+        else "",
         f"NUMA node {facts['numa_node']}" if facts.get("numa_node") is not None else "",
     ]
 

@@ -17,6 +17,7 @@ from kvprobe.bpf import readiness
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.features import Answer, Feature, State, absent, degraded, ok
 from kvprobe.bpf.readiness import ProbeState
+from kvprobe.commands._chain_text import queues_in_words
 from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts
 from kvprobe.sources import devices, nvme
@@ -66,7 +67,7 @@ def diagnose(path: str | None) -> Diagnosis:
         *broken,
         *storage,
         *nvme_features(),
-        *engine_features(path),
+        *engine_features(path if path and os.path.isdir(path) else None),
         *tool_features(),
         *gpu_features(),
     )
@@ -120,8 +121,9 @@ def storage_features(path: str | None) -> tuple[Feature, ...]:
 
 
 def _path_features(storage: PathStorage) -> Iterator[Feature]:
-    where = f"{storage.filesystem} mounted at {storage.mount_point}"
-    yield Feature("storage", "file system", *ok(where))
+    if storage.filesystem:
+        where = f"{storage.filesystem} mounted at {storage.mount_point}"
+        yield Feature("storage", "file system", *ok(where))
     if storage.device is None:
         yield Feature("storage", "device", *_no_device(storage.why))
         return
@@ -148,7 +150,7 @@ def nvme_features(sysfs: Path = devices.SYSFS) -> tuple[Feature, ...]:
     joined = ", joined by native multipath" if nvme.native_multipath(sysfs) else ""
     features = []
     for found in nvme.controllers(sysfs):
-        queues = f", {found.queues} queues" if found.queues is not None else ""
+        queues = f", {queues_in_words(found.io_queues)}" if found.io_queues is not None else ""
         text = f"nvme {found.transport} {nvme.short_address(found.address)}".rstrip()
         text += f", {found.state or 'unknown state'}{queues}{joined}"
         answer = ok(text)
@@ -162,15 +164,19 @@ def _no_device(why: str) -> Answer:
     return degraded(why, "no block requests for this path, only reads and writes of the engine", "")
 
 
-def describe(facts: DeviceFacts) -> str:
-    """One line on a device: transport, size, scheduler, limits, where it is mounted."""
+def describe(facts: DeviceFacts, sysfs: Path = devices.SYSFS) -> str:
+    """One line on a device: transport, size, scheduler, limits, where it is mounted.
+
+    A multipath disk has no queue of its own, whatever its files say: its paths have.
+    """
+    has_queue = not nvme.is_head(facts.name, sysfs)
     spinning = facts.rotational and facts.transport in ("sata", "unknown")
     largest, ahead = facts.max_request_bytes, facts.read_ahead_bytes
     words = [
         facts.transport + (" (rotating)" if spinning else ""),
         size(facts.size_bytes),
-        f"scheduler {facts.scheduler}" if facts.scheduler else "",
-        f"nr_requests {facts.nr_requests}" if facts.nr_requests else "",
+        f"scheduler {facts.scheduler}" if facts.scheduler and has_queue else "",
+        f"nr_requests {facts.nr_requests}" if facts.nr_requests and has_queue else "",
         f"largest request {size(largest)}" if largest else "",
         f"read-ahead {size(ahead)}" if ahead is not None else "",
         f"mounted at {', '.join(facts.mounts)}" if facts.mounts else "not mounted",

@@ -235,7 +235,8 @@ def _folder(root: str) -> str:
     except (OSError, RuntimeError) as error:
         raise KvprobeError(f"no folder {root}", "--root names a folder that exists") from error
     if not path.is_dir():
-        raise KvprobeError(f"{root} is not a folder", "--root names a folder that exists")
+        hint = "--device names a disk" if path.is_block_device() else "--root names a folder"
+        raise KvprobeError(f"{root} is not a folder", hint)
     return str(path)
 
 

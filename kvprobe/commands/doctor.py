@@ -15,7 +15,10 @@ SCHEMA_VERSION = 1
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--path", metavar="DIR", help="where the KV cache is; without it all devices are listed"
+        "--path",
+        metavar="DIR",
+        help="where the KV cache is, or its disk such as /dev/nvme0n1; without it all devices are "
+        "listed",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
 

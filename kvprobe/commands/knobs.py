@@ -28,7 +28,9 @@ _REACH_WIDTH = 14
 
 def _configure(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--path", metavar="DIR", help="only of what serves this folder")
+    what.add_argument(
+        "--path", metavar="DIR", help="only of what serves this folder, or of this /dev/NAME"
+    )
     what.add_argument("--device", metavar="NAME", help="only of this disk and what it lies on")
     parser.add_argument("--family", choices=_FAMILIES, help="only those about this")
     parser.add_argument("--json", action="store_true", help="one JSON document")

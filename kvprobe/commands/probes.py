@@ -47,32 +47,38 @@ def _as_json(state: ProbeState) -> dict[str, Any]:
         "table": probe.table,
         "ring_bytes": probe.ring_bytes,
         "events": [
-            {"event": hook.label, "program": hook.name, "exists": exists}
+            {
+                "event": hook.label,
+                "program": hook.name,
+                "exists": None if state.is_idle(hook) else exists,
+            }
             for hook, exists in state.hooks
         ],
         "functions": [{"function": name, "exists": exists} for name, exists in state.symbols],
-        "hides": {name: probe.hides.get(name, "") for name in state.missing},
+        "hides": {name: probe.hides.get(name, "") for name in _missing(state)},
+        "no_purpose": state.no_purpose,
         "notes": list(probe.notes),
     }
+
+
+def _missing(state: ProbeState) -> tuple[str, ...]:
+    """What this kernel lacks; nothing of a probe whose module is not loaded."""
+    return state.missing if state.has_purpose else ()
 
 
 def _lines(state: ProbeState, style: Style) -> Iterator[str]:
     probe = state.probe
     yield from textwrap.wrap(f"{style.bold(probe.name)}: {probe.summary}", style.width)
     yield f"{_INDENT}table {probe.table}, ring buffer {probe.ring_bytes >> 20} MiB"
+    yield from _paragraph(state.no_purpose, style)
     meanings = {True: "good", False: "less", None: "unknown"}
-    yield from _signed(
-        [
-            (
-                hook.label,
-                "unused" if exists is False and hook.event in probe.optional else meanings[exists],
-            )
-            for hook, exists in state.hooks
-        ],
-        style,
-    )
+    signed = []
+    for hook, exists in state.hooks:
+        unused = state.is_idle(hook) or (exists is False and hook.event in probe.optional)
+        signed.append((hook.label, "unused" if unused else meanings[exists]))
+    yield from _signed(signed, style)
     yield from _signed([(name, meanings[exists]) for name, exists in state.symbols], style)
-    for name in state.missing:
+    for name in _missing(state):
         text = f"without {name} there is no {probe.hides[name]}" if name in probe.hides else ""
         yield from _paragraph(text, style)
     for note in probe.notes:

@@ -84,11 +84,15 @@ def of_host(roots: Roots | None = None) -> Subjects:
 def of_path(path: str, roots: Roots | None = None) -> Subjects:
     """What serves a file or folder; settings of the host where it is served by NVMe or NFS.
 
+    The node of a device in ``/dev`` is that device.
+
     Raises:
-        KvprobeError: the path does not exist or cannot be looked at.
+        KvprobeError: the path does not exist, cannot be looked at, or is the node of no disk.
     """
     roots = roots or Roots()
     chain = chain_of(path, roots.sysfs, roots.mountinfo, roots.diskstats)
+    if chain.kind is not Kind.MOUNT:
+        return of_device(chain.name, roots)
     points = {layer.name for layer in chain.walk() if layer.kind is Kind.MOUNT}
     # Of several mounts on one point only the last is to be seen.
     at = {mount.point: mount for mount in _mounts(roots) if mount.point in points}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvprobe.errors import KvprobeError
@@ -44,6 +45,7 @@ class Mount:
 class PathStorage:
     """What serves a path.
 
+    ``filesystem`` and ``mount_point`` are empty where the path is the node of a device itself.
     ``device`` is the whole disk, None where no single block device does (``why`` says so).
     ``fs_device`` is the number that stat() shows, the kernel's dev_t. ``below`` names the devices
     under a stacked one, ``backing_file`` the file behind a loop device.
@@ -137,34 +139,52 @@ def head_of(name: str) -> str | None:
 
 
 def storage_of(path: str, sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO) -> PathStorage:
-    """Which device serves a file or folder.
+    """Which device serves a file or folder, or is behind a node such as ``/dev/nvme0n1``.
 
     Raises:
-        KvprobeError: the path does not exist or cannot be looked at.
+        KvprobeError: the path does not exist, cannot be looked at, or is the node of no disk.
     """
     try:
         real = os.path.realpath(path, strict=True)
-        device = kernel_device(os.stat(real).st_dev)
+        status = os.stat(real)
     except OSError as error:
         raise KvprobeError(
             f"cannot look at {path}: {error.strerror}", "name a folder that exists"
         ) from error
+    device = kernel_device(status.st_dev)
     mounted = mounts(mountinfo)
+    if stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode):
+        return _storage_of_node(path, status, sysfs, mounted)
     mount = _mount_of(real, device, mounted)
     if mount is None:
         return PathStorage(real, device, "unknown", "", None, "its mount is not in mountinfo")
     disk, partition, why = _disk_of(device, mount, sysfs, mounted)
-    folder = sysfs / "block" / disk.name if disk else None
-    return PathStorage(
-        path=real,
-        fs_device=device,
-        filesystem=mount.filesystem,
-        mount_point=mount.point,
-        device=disk,
-        why=why,
-        partition=partition,
-        below=tuple(names_in(folder / "slaves")) if folder else (),
-        backing_file=read_text(folder / "loop" / "backing_file") if folder else None,
+    found = PathStorage(real, device, mount.filesystem, mount.point, disk, why, partition)
+    return _with_layers(found, sysfs)
+
+
+def _storage_of_node(
+    path: str, status: os.stat_result, sysfs: Path, mounted: tuple[Mount, ...]
+) -> PathStorage:
+    number = kernel_device(status.st_rdev)
+    is_block = stat.S_ISBLK(status.st_mode)
+    found = _disk_and_partition(number, sysfs, mounted) if is_block else None
+    if found is None:
+        raise KvprobeError(
+            f"{path} is a device, but no disk", "name a folder, or a disk such as /dev/nvme0n1"
+        )
+    return _with_layers(PathStorage(path, number, "", "", found[0], "", found[1]), sysfs)
+
+
+def _with_layers(storage: PathStorage, sysfs: Path) -> PathStorage:
+    """The same with what the disk lies on, where it is a stacked one."""
+    if storage.device is None:
+        return storage
+    folder = sysfs / "block" / storage.device.name
+    return replace(
+        storage,
+        below=tuple(names_in(folder / "slaves")),
+        backing_file=read_text(folder / "loop" / "backing_file"),
     )
 
 

@@ -79,10 +79,10 @@ class Layer:
 def chain_of(
     path: str, sysfs: Path = SYSFS, mountinfo: Path = MOUNTINFO, diskstats: Path = DISKSTATS
 ) -> Layer:
-    """What serves a file or folder, its mount on top.
+    """What serves a file or folder, its mount on top; or the device behind a node in ``/dev``.
 
     Raises:
-        KvprobeError: the path does not exist or cannot be looked at.
+        KvprobeError: as ``storage_of``.
     """
     return _Chain(sysfs, mountinfo, diskstats).of_path(path, _MOST_LAYERS)
 
@@ -104,7 +104,10 @@ class _Chain:
         storage = storage_of(path, self.sysfs, self.mountinfo)
         below: tuple[Layer, ...] = ()
         if storage.device is not None:
-            below = (self.of_device(storage.partition or storage.device.name, depth - 1),)
+            device = self.of_device(storage.partition or storage.device.name, depth - 1)
+            if not storage.filesystem:
+                return device
+            below = (device,)
         facts: dict[str, Fact] = {"filesystem": storage.filesystem}
         if storage.why:
             facts["why"] = storage.why

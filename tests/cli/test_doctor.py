@@ -13,7 +13,7 @@ from typing import TextIO
 import pytest
 
 from kvprobe import content
-from kvprobe.bpf import features, readiness, tracefs
+from kvprobe.bpf import features, machine, readiness, tracefs
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.features import Feature, State
 from kvprobe.cli import main
@@ -21,8 +21,10 @@ from kvprobe.commands import _diagnosis, _terminal
 from kvprobe.commands._doctor_text import lines
 from kvprobe.commands._terminal import Style
 from kvprobe.model import DeviceFacts
-from kvprobe.sources import nvme
+from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import PathStorage
+from tests.knobs.test_knobs import loop_mount
+from tests.knobs.trees import plant
 
 GROUPS = ["kernel", "loaders", "events", "storage", "engine", "tools", "GPU"]
 
@@ -69,6 +71,10 @@ def test_nobody_is_told_why_not() -> None:
     assert done.stderr == ""
     assert "user 65534, not root" in done.stdout
     assert done.stdout.count("fix: sudo") == 1, "one cause is one complaint"
+    fix = next(
+        line for line in as_nobody("doctor", "--path", "/").stdout.splitlines() if "sudo" in line
+    )
+    assert fix.endswith("kvprobe doctor --path /"), "the same question"
     assert "No capture is possible here because of rights" in done.stdout
     document = json.loads(as_nobody("doctor", "--json").stdout)
     assert document["capture_possible"] is False and document["shows"] == []
@@ -158,6 +164,35 @@ def test_files_are_recognised(tmp_path: Path) -> None:
     assert "7 of 8 files" in _diagnosis.engine_features(str(tmp_path))[0].why
 
 
+@pytest.mark.root
+def test_a_device_node_is_that_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with loop_mount(tmp_path) as (name, point):
+        for verb in ("doctor", "knobs"):
+            assert main([verb, "--path", f"/dev/{name}", "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+            if verb == "doctor":
+                named = {f["name"]: f for f in found["features"] if f["group"] == "storage"}
+                assert "file system" not in named and "device" not in named
+                assert str(point) in named[name]["why"]
+                assert (found["chain"]["kind"], found["chain"]["name"]) == ("loop", name)
+                assert not any("below" in f["why"] for f in found["features"]), "no folder"
+            else:
+                subjects = {each["subject"] for each in found["knobs"]}
+                assert {name, str(point)} <= subjects
+        assert main(["capture", "-d", "1", "--root", f"/dev/{name}"]) == 2
+        assert "hint: --device names a disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recorded", ["6.1-tcp", "6.12-pci"])
+def test_a_multipath_disk_has_no_queue_of_its_own(recorded: str, tmp_path: Path) -> None:
+    tree = plant(recorded, tmp_path)
+    facts = devices.facts_of("nvme0n1", tree.sysfs, (), tree.diskstats)
+    assert facts is not None and facts.nr_requests
+    text = _diagnosis.describe(facts, tree.sysfs)
+    assert (f"scheduler none, nr_requests {facts.nr_requests}" in text) == ("pci" in recorded)
+    assert "largest request" in text
+
+
 def test_a_path_in_memory_has_no_device() -> None:
     if not os.path.ismount("/dev/shm"):
         pytest.skip("no /dev/shm")
@@ -173,7 +208,9 @@ def test_an_nvme_path_that_is_down(tmp_path: Path) -> None:
         for attribute, value in (("transport", "tcp"), ("state", state), ("queue_count", "9")):
             (folder / attribute).write_text(value + "\n")
     up, down = _diagnosis.nvme_features(tmp_path)
-    assert (up.state, up.why) == (State.OK, "nvme tcp, live, 9 queues")
+    assert (up.state, up.why) == (State.OK, "nvme tcp, live, 8 I/O queues"), (
+        "the admin queue counts as none"
+    )
     assert down.state is State.DEGRADED and "connecting" in down.why
 
 
@@ -256,11 +293,30 @@ def test_every_probe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         written = tomllib.loads(path.read_text())
         for key in ("summary", "table", "ring_bytes"):
             assert listed[name][key] == written[key]
-        source = path.with_suffix(".bpf.c").read_text()
+        sources = (*path.parent.glob(f"{name}*.bpf.c"), *path.parent.glob(f"{name}_*.bpf.h"))
+        source = "".join(file.read_text() for file in sources)
         assert all(event["program"] in source for event in listed[name]["events"])
     assert main(["probes"]) == 0
     text = capsys.readouterr().out
     assert all(f"{name}: " in text for name in files)
+
+
+def test_a_module_that_is_not_loaded_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(readiness, "is_loaded", lambda module: False)
+    monkeypatch.setattr(machine, "is_loaded", lambda module: False)
+    assert main(["probes"]) == 0
+    parts = capsys.readouterr().out.split("\n\n")
+    (fabric,) = (part for part in parts if part.startswith("fabric: "))
+    assert fabric.count("nvme_core") == 1 and "module nvme_core is not loaded" in fabric
+    (events,) = (line for line in fabric.splitlines() if " tcp_retransmit_skb" in line)
+    assert "!" not in events and "- tcp_retransmit_skb" in events
+    assert main(["probes", "--json"]) == 0
+    listed = {p["name"]: p for p in json.loads(capsys.readouterr().out)["probes"]}
+    assert {event["exists"] for event in listed["fabric"]["events"]} == {None}
+    assert listed["fabric"]["hides"] == {} and "nvme_core" in listed["fabric"]["no_purpose"]
+    assert listed["block"]["no_purpose"] == ""
 
 
 def test_an_event_that_this_kernel_lacks(

@@ -207,6 +207,12 @@ def test_as_lsblk_sees_them() -> None:
     assert checked
 
 
+@pytest.mark.parametrize("node", ["/dev/null", "/dev/tty"])
+def test_a_node_of_no_disk(node: str) -> None:
+    with pytest.raises(KvprobeError, match=f"{node} is a device, but no disk"):
+        storage_of(node)
+
+
 @pytest.mark.root
 def test_a_file_system_on_a_loop_device(tmp_path: Path) -> None:
     image, point = tmp_path / "image", tmp_path / "mount"
@@ -217,6 +223,8 @@ def test_a_file_system_on_a_loop_device(tmp_path: Path) -> None:
     try:
         (point / "file").write_text("x")
         found = storage_of(str(point / "file"))
+        assert found.device is not None
+        node = storage_of(f"/dev/{found.device.name}")
         listed = subprocess.run(
             ["losetup", "--noheadings", "--output", "NAME", "--associated", image],
             capture_output=True,
@@ -233,3 +241,5 @@ def test_a_file_system_on_a_loop_device(tmp_path: Path) -> None:
     assert found.backing_file == str(image)
     assert (found.filesystem, found.mount_point) == ("ext4", str(point))
     assert found.fs_device == found.device.device
+    assert (node.device, node.backing_file) == (found.device, str(image))
+    assert (node.filesystem, node.mount_point, node.why) == ("", "", "")
