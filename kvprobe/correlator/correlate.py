@@ -76,6 +76,7 @@ def correlate(tables: Tables) -> Ledger:
         knobs=tables.frame("knobs"),
         waiting=waits,
         cpus=manifest.host.cpus,
+        missing=manifest.missing,
     )
 
 

@@ -14,6 +14,7 @@ from kvprobe.model import (
     Frame,
     Interval,
     Loss,
+    Missing,
     NvmePath,
     RestoreSample,
     ServiceCell,
@@ -307,6 +308,7 @@ class Ledger:
     waiting: tuple[NDArray[np.int64], NDArray[np.int64]] = field(default_factory=_nothing)
     """When at least one request waited for its restore: sorted, disjoint starts and ends."""
     cpus: int | None = None
+    missing: tuple[Missing, ...] = ()
 
     @property
     def kv_devices(self) -> tuple[DeviceAccount, ...]:

@@ -44,6 +44,8 @@ MORE_THAN_CHANCE = 2.0
 SHIFTS = 99
 CHANCE = 0.05
 """Share of the shifts that may show as much."""
+MOSTLY = 0.8
+"""Share of the events from which they are those of one path."""
 HEAVY = 0.02
 """Losses a command from which a fabric is ill whatever the tail says: storage networks are built
 to lose nothing, and where each command meets a loss none is left to compare with."""
@@ -52,6 +54,7 @@ MIN_HEAVY = 20
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 ALL_QUEUES, ADMIN = -1, 0
+CONGESTION_HOOK = "tcp_cong_state_set"
 LOSSES = (FabricKind.RETRANSMIT, FabricKind.RECEIVE_GAP)
 """A segment to the target was sent again, or one from the target was lost or overtaken."""
 
@@ -77,8 +80,13 @@ def _detect(ledger: Ledger) -> list[Finding]:
     if not rows or not ledger.fabric:
         return []
     known = (rows["start_ns"] >= 0) & (rows["done_ns"] >= rows["start_ns"])
-    rows = {name: column[known] for name, column in rows.items()}
+    rows = _only(rows, known)
     events = _events(ledger, rows)
+    worst = _worst(ledger, rows, events)
+    if worst is not None:
+        # One path has nearly all of them: its commands are judged, and all figures are its own.
+        rows = _only(rows, rows["device"] == worst.facts.device)
+        events = _events(ledger, rows)
     if len(events["time_ns"]) < MIN_EVENTS or len(rows["op"]) < MIN_COMMANDS:
         return []
     groups = _groups(rows, events)
@@ -88,7 +96,8 @@ def _detect(ledger: Ledger) -> list[Finding]:
     heavy = lost >= max(MIN_HEAVY, HEAVY * len(rows["op"]))
     if not (heavy or (tail is not None and tail.is_explained)):
         return []
-    return [_finding(ledger, rows, events, disturbed, tail)]
+    subject = path_name(worst) if worst else storage_name(ledger)
+    return [_finding(ledger, subject, rows, events, disturbed, tail)]
 
 
 def _events(ledger: Ledger, rows: Frame) -> Frame:
@@ -98,7 +107,29 @@ def _events(ledger: Ledger, rows: Frame) -> Frame:
     own = np.isin(fabric["controller"], np.unique(rows["controller"][rows["controller"] >= 0]))
     wanted = own & (np.isin(fabric["kind"], LOSSES) | congested)
     wanted &= (fabric["time_ns"] >= low) & (fabric["time_ns"] <= high) & (fabric["queue"] != ADMIN)
-    return {name: column[wanted] for name, column in fabric.items()}
+    if not any(CONGESTION_HOOK in missing.what for missing in ledger.missing):
+        wanted &= ~_probes(fabric, congested)
+    return _only(fabric, wanted)
+
+
+def _probes(fabric: Frame, congested: Flags) -> Flags:
+    """Segments that were sent again although none was lost, which says nothing of the fabric.
+
+    When an answer is late the kernel sends the last segment once more (a tail loss probe). Where
+    that made good a loss, or a timer ran out, congestion control leaves its open state; where it
+    stays there the target was slow to answer. So a resend counts where its connection did so.
+    """
+    again = fabric["kind"] == FabricKind.RETRANSMIT
+    connection = np.stack([fabric["controller"], fabric["queue"]], axis=1)
+    ill = [tuple(pair) for pair in np.unique(connection[congested], axis=0).tolist()]
+    known = np.array([tuple(pair) in ill for pair in connection[again].tolist()], bool)
+    result: Flags = np.zeros(len(again), bool)
+    result[np.flatnonzero(again)[~known]] = True
+    return result
+
+
+def _only(frame: Frame, mask: Flags) -> Frame:
+    return {name: column[mask] for name, column in frame.items()}
 
 
 def _groups(rows: Frame, events: Frame) -> list[tuple[Flags, Ints]]:
@@ -147,7 +178,12 @@ def _tail(
 
 
 def _finding(
-    ledger: Ledger, rows: Frame, events: Frame, disturbed: Flags, tail: _Tail | None
+    ledger: Ledger,
+    subject: str,
+    rows: Frame,
+    events: Frame,
+    disturbed: Flags,
+    tail: _Tail | None,
 ) -> Finding:
     took = (rows["done_ns"] - rows["start_ns"]).astype(float)
     n = len(events["time_ns"])
@@ -176,7 +212,7 @@ def _finding(
         # Losses that no slow command met cost nothing yet.
         severity=severity(_cost(ledger, took, disturbed)) if explained or tail is None else "info",
         confidence=confidence(n, met, EXPLAINED_SHARE, CERTAIN_SHARE),
-        subject=_subject(ledger, events),
+        subject=subject,
         evidence=tuple(evidence),
         would_disprove="commands that take as long while no segment is sent again",
     )
@@ -192,24 +228,15 @@ def _cost(ledger: Ledger, took: NDArray[np.float64], disturbed: Flags) -> float 
     return at_stake(requests, device * extra / float(took.sum()))
 
 
-def _subject(ledger: Ledger, events: Frame) -> str:
-    """The path with most of the events, or the disk where they are spread evenly."""
-    counts = {
-        controller: int((events["controller"] == controller).sum())
-        for controller in np.unique(events["controller"]).tolist()
-    }
-    worst = max(counts, key=lambda controller: counts[controller])
-    if counts[worst] < 0.8 * sum(counts.values()):
-        return storage_name(ledger)
-    found: DeviceAccount | None = next(
-        (
-            device
-            for device in ledger.kv_devices
-            if any(queue.controller == worst for queue in device.queues)
-        ),
-        None,
-    )
-    return path_name(found) if found else storage_name(ledger)
+def _worst(ledger: Ledger, rows: Frame, events: Frame) -> DeviceAccount | None:
+    """The path with most of the events; None where they are spread evenly, or there is none."""
+    counts = [
+        (int(np.isin(events["controller"], np.unique(rows["controller"][own])).sum()), device)
+        for device in ledger.kv_devices
+        if device.path and (own := rows["device"] == device.facts.device).any()
+    ]
+    most, worst = max(counts, key=lambda found: found[0], default=(0, None))
+    return worst if most and most >= MOSTLY * len(events["time_ns"]) else None
 
 
 DETECTOR = Detector("fabric_congestion", "the fabric loses segments and commands wait", _detect)

@@ -12,7 +12,7 @@ from kvprobe import findings
 from kvprobe.capture.frames import empty_frame
 from kvprobe.correlator import Ledger, correlate
 from kvprobe.findings import fabric_congestion, slow_path
-from kvprobe.model import DeviceFacts, Finding, Loss
+from kvprobe.model import DeviceFacts, Finding, Loss, Missing
 from kvprobe.schema import TABLES, FabricKind
 from tests.correlator.fabric_node import HEAD, KIB, MS, START_NS, US, FabricNode
 from tests.findings import fabrics
@@ -206,6 +206,39 @@ def test_others_connections_do_not_count() -> None:
         other = dict(ledger.fabric)
         other[column] = np.full(len(other[column]), value)
         assert slugs(replace(ledger, fabric=other)) == set()
+
+
+def test_figures_are_of_the_path_that_is_named() -> None:
+    """Two strays on the other path, which is not the one that is ill."""
+    ledger = fabrics.made(N, **fabrics.FAULTS["fabric_congestion"] | {"paths": 2})
+    strays = {name: column[:3].copy() for name, column in ledger.fabric.items()}
+    strays["controller"][:] = 1
+    fabric = {n: np.concatenate([ledger.fabric[n], strays[n]]) for n in strays}
+    (found,) = [f for f in findings.detect_all(replace(ledger, fabric=fabric))
+                if f.slug == "fabric_congestion"]  # fmt: skip
+    said = figures(found)
+    assert found.subject == "10.0.0.7:4420 (nvme0c0n1)"
+    assert said["segments sent again"] == said["congestion events: CWR, recovery, loss"] == 12
+    own = int((ledger.commands["controller"] == 0).sum())
+    counted = {e.metric: e.n for e in found.evidence}
+    assert counted["segments sent again"] == 24
+    assert counted["losses for each command"] == own < len(ledger.commands["op"])
+
+
+def without_states(ledger: Ledger) -> Ledger:
+    """Segments were sent again while congestion control saw no loss."""
+    kept = ledger.fabric["kind"] == FabricKind.RETRANSMIT
+    return replace(ledger, fabric={n: column[kept] for n, column in ledger.fabric.items()})
+
+
+def test_probes_that_made_good_no_loss_are_no_congestion() -> None:
+    assert slugs(without_states(fabrics.fabric_congestion())) == set()
+
+
+def test_without_states_in_the_kernel_segments_sent_again_must_do() -> None:
+    blind = Missing("function tcp_cong_state_set", "this kernel has no such function", "states")
+    found = only(replace(without_states(fabrics.fabric_congestion()), missing=(blind,)))
+    assert found.slug == "fabric_congestion"
 
 
 def test_many_losses_are_told_even_if_no_slow_command_met_them() -> None:
