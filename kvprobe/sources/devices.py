@@ -173,7 +173,8 @@ def _storage_of_node(
         raise KvprobeError(
             f"{path} is a device, but no disk", "name a folder, or a disk such as /dev/nvme0n1"
         )
-    return _with_layers(PathStorage(path, number, "", "", found[0], "", found[1]), sysfs)
+    real = os.path.realpath(path)
+    return _with_layers(PathStorage(real, number, "", "", found[0], "", found[1]), sysfs)
 
 
 def _with_layers(storage: PathStorage, sysfs: Path) -> PathStorage:
