@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvprobe import content, engines
+from kvprobe import content, engines, units
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
@@ -30,6 +30,7 @@ from kvprobe.model import (
     Proposal,
     ServiceCell,
 )
+from kvprobe.sources.nvme import short_address
 
 SCHEMA_VERSION = 1
 
@@ -171,6 +172,31 @@ def _notes(ledger: Ledger) -> list[str]:
     return notes
 
 
+def _outages(ledger: Ledger) -> list[str]:
+    """Paths that were lost in the window, one sentence each."""
+    notes = []
+    for device in ledger.devices:
+        path = device.path
+        if path is None or not path.outages:
+            continue
+        name = short_address(path.facts.address) or path.facts.name
+        first, back = path.outages[0]
+        said = f"path {name} ({path.facts.name}) was lost at +{_after(first, ledger)}"
+        if len(path.outages) > 1:
+            last, back = path.outages[-1]
+            said += f", {len(path.outages)} times in all, last at +{_after(last, ledger)}"
+            first = last
+        if back is None:
+            notes.append(f"{said}, and not back at the end of the window")
+        else:
+            notes.append(f"{said}, back after {units.duration(back - first)}")
+    return notes
+
+
+def _after(time_ns: int, ledger: Ledger) -> str:
+    return units.duration(max(0, time_ns - ledger.window_ns[0]))
+
+
 def _capture(manifest: Manifest, ledger: Ledger) -> Document:
     return {
         "id": manifest.capture_id,
@@ -187,7 +213,7 @@ def _capture(manifest: Manifest, ledger: Ledger) -> Document:
         "engine": asdict(manifest.engine) if manifest.engine else None,
         "signal": {"understood": manifest.signal_understood, "ignored": manifest.signal_ignored},
         "clock": asdict(manifest.clock),
-        "notes": [*manifest.notes, *_notes(ledger)],
+        "notes": [*_outages(ledger), *manifest.notes, *_notes(ledger)],
         "filters": asdict(manifest.filters),
     }
 
@@ -325,7 +351,8 @@ def _path(path: PathAccount | None) -> Document | None:
     if path is None:
         return None
     events = asdict(path.events) if path.events else None
-    return {**asdict(path.facts), "names": path.names, "events": events}
+    outages = [{"start_ns": lost, "end_ns": back} for lost, back in path.outages]
+    return {**asdict(path.facts), "names": path.names, "events": events, "outages": outages}
 
 
 def _load(load: Load) -> Document:

@@ -217,12 +217,15 @@ class PathEvents:
 class PathAccount:
     """One way to a namespace. ``names`` are all that its disk had in the window, newest last.
 
-    ``events`` None: the ``fabric`` table was not recorded.
+    ``events`` None: the ``fabric`` table was not recorded. ``outages`` are the times in which its
+    namespace did not use it, ``(from, to)`` in ns, ``to`` None: not back at the end of the window.
+    The state in ``facts`` is that at the end, ``lost`` where all that is known is an outage.
     """
 
     facts: NvmePath
     names: tuple[str, ...]
     events: PathEvents | None
+    outages: tuple[tuple[int, int | None], ...] = ()
 
 
 @dataclass(frozen=True)

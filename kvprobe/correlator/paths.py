@@ -102,20 +102,32 @@ class Paths:
             mounts=head.mounts,
         )
 
-    def account(self, device: int, fabric: Frame, recorded: bool) -> PathAccount | None:
+    def account(
+        self, device: int, fabric: Frame, recorded: bool, served_ns: Ints
+    ) -> PathAccount | None:
         """A path with what happened to it; None for what is no NVMe path.
 
         Args:
             device: the number it is counted under.
             fabric: frame of the ``fabric`` table.
             recorded: whether that table was recorded at all.
+            served_ns: set-up of each command that it served.
         """
         versions = self._latest.get(device)
         if versions is None:
             return None
         names = tuple(dict.fromkeys(path.name for path in versions))
-        events = _events(fabric, self.events_of(device, fabric)) if recorded else None
-        return PathAccount(versions[-1], names, events)
+        if not recorded:
+            return PathAccount(versions[-1], names, None)
+        rows = self.events_of(device, fabric)
+        outages = _outages(fabric, rows, np.sort(served_ns))
+        facts = versions[-1]
+        # Its state was read at the start, or when it was first seen.
+        if outages and outages[-1][1] is not None:
+            facts = replace(facts, state="live")
+        elif outages and facts.state in (None, "live"):
+            facts = replace(facts, state="lost")
+        return PathAccount(facts, names, _events(fabric, rows), outages)
 
     def events_of(self, device: int, fabric: Frame) -> NDArray[np.bool_]:
         """The rows of ``fabric`` that concern a path: its own, and those of its controller."""
@@ -129,6 +141,24 @@ class Paths:
         named = fabric["controller"] < 0
         result: NDArray[np.bool_] = (own & (of_controller | named)) | (general & of_controller)
         return result
+
+
+def _outages(
+    fabric: Frame, rows: NDArray[np.bool_], served_ns: Ints
+) -> tuple[tuple[int, int | None], ...]:
+    """From each loss until the path is told to be usable, or is used.
+
+    Where the target tells no states of its paths nothing says that one is usable again.
+    """
+    time, kind = fabric["time_ns"][rows], fabric["kind"][rows]
+    live = np.sort(np.concatenate([time[kind == FabricKind.PATH_LIVE], served_ns]))
+    found: list[tuple[int, int | None]] = []
+    for lost in np.sort(time[kind == FabricKind.PATH_LOST]).tolist():
+        if found and (found[-1][1] is None or lost <= found[-1][1]):
+            continue  # told again
+        after = int(np.searchsorted(live, lost, side="right"))
+        found.append((lost, int(live[after]) if after < len(live) else None))
+    return tuple(found)
 
 
 def _events(fabric: Frame, rows: NDArray[np.bool_]) -> PathEvents:

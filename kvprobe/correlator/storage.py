@@ -139,7 +139,8 @@ def _with_queues(
     own = storage.commands["device"] == number
     rows = {name: column[own] for name, column in storage.commands.items()}
     table = "nvme" if (rows["controller"] >= 0).any() else "block"
-    path = storage.paths.account(number, storage.fabric, "fabric" in manifest.losses)
+    recorded = "fabric" in manifest.losses
+    path = storage.paths.account(number, storage.fabric, recorded, _served_ns(rows, storage.block))
     head = storage.paths.head(number)
     over = queues.depth(rows["start_ns"], rows["done_ns"], manifest.window_ns, waits)
     sizes: dict[int, int | None] = {-1: _block_queue_size(device.facts)}
@@ -160,6 +161,13 @@ def _with_queues(
         counted_from=table,
         lost_share=_lost_share(manifest.losses.get(table, Loss())),
     )
+
+
+def _served_ns(rows: Frame, block: Frame) -> Ints:
+    """Set-up of the commands whose requests moved bytes: one that failed over moved none."""
+    joined = np.flatnonzero(rows["block"] >= 0)
+    served: Ints = rows["start_ns"][joined[block["bytes"][rows["block"][joined]] > 0]]
+    return served
 
 
 def _block_queue_size(facts: DeviceFacts) -> int | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvprobe.capture.tables import FixedTables
 from kvprobe.correlator import Ledger, correlate, queues
-from kvprobe.document import build
+from kvprobe.document import Document, build
 from kvprobe.model import Loss
 from kvprobe.schema import FabricKind
 from tests.correlator.fabric_node import (
@@ -266,6 +266,59 @@ def test_events_of_a_disk_a_head_or_a_controller_find_their_paths() -> None:
     assert events[address(0)] == nothing | {"path_losses": 1, "reconnects": 1, "send_waits": 1}
     # Its number belonged to controller 5 then, which is nobody here.
     assert events[address(1)] == nothing | {"failovers": 2}
+
+
+def lost_and_found(ends_ms: dict[int, int], repeats: int = 1) -> Document:
+    """Path 1 serves nothing after 101 ms, where it is lost; events at these times, by kind."""
+    node = FabricNode(requests=53, paths=2).run()
+    lost = START_NS + 101 * MS
+    late = {r["request"] for r in node.tables["nvme"]
+            if r["controller"] == 1 and r["setup_ns"] > lost}  # fmt: skip
+    for name in ("nvme", "block"):
+        node.tables[name] = [r for r in node.tables[name] if r["request"] not in late]
+    rest = {"value": 0, "reserved": 0, "unused": 0, "padding": 0, "controller": 1,
+            "device": path_device(1)}  # fmt: skip
+    events = [(FabricKind.PATH_LOST, 101 + i) for i in range(repeats)]
+    events += [(FabricKind(kind), ms) for kind, ms in ends_ms.items()]
+    node.tables["fabric"] += [
+        rest | {"kind": kind, "time_ns": START_NS + ms * MS} for kind, ms in events
+    ]
+    return build(node.capture())
+
+
+def told(made: Document) -> tuple[str, list[str], list[Any]]:
+    """State and outages of path 1, and the notes on the paths."""
+    (path,) = [d["path"] for d in made["devices"] if d["path"]["controller"] == 1]
+    notes = [note for note in made["capture"]["notes"] if note.startswith("path ")]
+    return path["state"], notes, [tuple(each.values()) for each in path["outages"]]
+
+
+def test_a_path_that_is_lost_and_not_back_is_told_first() -> None:
+    made = lost_and_found({}, repeats=2)
+    # The window begins a millisecond before the run.
+    note = "path 10.0.1.7:4420 (nvme0c1n1) was lost at +102 ms, and not back at the end of the"
+    assert told(made) == ("lost", [f"{note} window"], [(START_NS + 101 * MS, None)])
+    assert made["capture"]["notes"][0].startswith("path ")
+
+
+def test_a_path_that_comes_back_says_after_how_long() -> None:
+    made = lost_and_found({FabricKind.PATH_LIVE: 170})
+    state, (note,), outages = told(made)
+    assert (state, outages) == ("live", [(START_NS + 101 * MS, START_NS + 170 * MS)])
+    assert note.endswith("was lost at +102 ms, back after 69.0 ms")
+
+
+def test_a_path_that_is_used_is_back_even_if_nobody_says_so() -> None:
+    node = FabricNode(requests=53, paths=2).run()
+    lost = START_NS + 101 * MS
+    again = min(r["setup_ns"] for r in node.tables["nvme"]
+                if r["controller"] == 1 and r["setup_ns"] > lost)  # fmt: skip
+    node.tables["fabric"].append(
+        {"value": 0, "reserved": 0, "unused": 0, "padding": 0, "controller": 1,
+         "device": path_device(1), "kind": FabricKind.PATH_LOST, "time_ns": lost}
+    )  # fmt: skip
+    state, _, outages = told(build(node.capture()))
+    assert (state, outages) == ("live", [(lost, again)])
 
 
 def test_events_that_were_not_recorded_are_unknown() -> None:
