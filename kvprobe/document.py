@@ -27,6 +27,7 @@ from kvprobe.model import (
     Finding,
     Frame,
     Interval,
+    Loss,
     Proposal,
     ServiceCell,
 )
@@ -367,8 +368,10 @@ def _latency(latency: Latency | None) -> Document:
 def _add_timelines(document: Document, ledger: Ledger, tables: Tables) -> None:
     """Give each device its course over the window, from the in-kernel sums."""
     depth, histogram = tables.frame("depth"), tables.frame("histogram")
+    loss = ledger.losses.get("block", Loss())
+    block = None if loss.lost or loss.thinned else tables.frame("block")
     for shown, device in zip(document["devices"], ledger.devices, strict=True):
-        points = timeline(depth, histogram, device.numbers)
+        points = timeline(depth, histogram, device.numbers, block=block)
         shown["timeline"] = _plain([asdict(point) for point in points])
 
 

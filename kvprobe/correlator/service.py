@@ -99,7 +99,8 @@ def _account(
     cells: tuple[ServiceCell, ...],
 ) -> DeviceAccount:
     rows = block["device"] == facts.device
-    reads, writes = rows & (block["op"] == 0), rows & (block["op"] == 1)
+    moved = rows & (block["bytes"] > 0)  # a flush is a write of nothing
+    reads, writes = moved & (block["op"] == 0), moved & (block["op"] == 1)
     both = rows & (block["queued_ns"] >= 0) & ((block["op"] == 0) | (block["op"] == 1))
     latency = (block["done_ns"] - block["queued_ns"])[both & reads]
     mean, p99, at_zero = _depth(depth, facts.device, 0) or (None, None, None)

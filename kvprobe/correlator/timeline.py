@@ -12,6 +12,8 @@ from kvprobe.model import Frame
 
 POINTS = 60
 """Points of a timeline; more intervals than that are merged, neighbours first."""
+WHOLE = 0.99
+"""Share of the counted reads with rows from which the slowest row is taken for the slowest read."""
 _READ, _WRITE = 0, 1
 _SECOND_NS = 1e9
 
@@ -37,7 +39,11 @@ class TimelinePoint:
 
 
 def timeline(
-    depth: Frame, histogram: Frame, devices: Sequence[int], points: int = POINTS
+    depth: Frame,
+    histogram: Frame,
+    devices: Sequence[int],
+    points: int = POINTS,
+    block: Frame | None = None,
 ) -> tuple[TimelinePoint, ...]:
     """The device over the window, oldest first.
 
@@ -46,8 +52,14 @@ def timeline(
         histogram: the ``histogram`` table.
         devices: every dev_t that the device had.
         points: how many at most.
+        block: all requests of the window, where none is missing: quantiles never exceed the
+            slowest read of their stretch of time.
     """
     depth, histogram = _of(depth, devices), _of(histogram, devices)
+    reads = None if block is None else _reads(_of(block, devices))
+    counted = int(histogram["requests"][histogram["direction"] == _READ].sum())
+    if reads is not None and len(reads[0]) < WHOLE * counted:
+        reads = None  # a filter left rows out, the slowest perhaps
     ends = np.unique(np.concatenate([depth["end_ns"], histogram["end_ns"]]))
     if not len(ends):
         return ()
@@ -58,7 +70,11 @@ def timeline(
     found = []
     for group in range(int(groups[-1]) + 1):
         found.append(
-            _point(_where(depth, depth_group == group), _where(histogram, counted_group == group))
+            _point(
+                _where(depth, depth_group == group),
+                _where(histogram, counted_group == group),
+                reads,
+            )
         )
     return tuple(found)
 
@@ -71,7 +87,15 @@ def _where(frame: Frame, mask: NDArray[np.bool_]) -> Frame:
     return {name: values[mask] for name, values in frame.items()}
 
 
-def _point(depth: Frame, counted: Frame) -> TimelinePoint:
+def _reads(block: Frame) -> tuple[Ints, Ints]:
+    """When each read was done, ascending, and how long it took."""
+    known = (block["op"] == _READ) & (block["queued_ns"] >= 0)
+    done, took = block["done_ns"][known], (block["done_ns"] - block["queued_ns"])[known]
+    order = np.argsort(done, kind="stable")
+    return done[order], took[order]
+
+
+def _point(depth: Frame, counted: Frame, timed: tuple[Ints, Ints] | None) -> TimelinePoint:
     start = int(min(f["start_ns"].min() for f in (depth, counted) if len(f["start_ns"])))
     end = int(max(f["end_ns"].max() for f in (depth, counted) if len(f["end_ns"])))
     span = max(1, end - start)
@@ -84,8 +108,8 @@ def _point(depth: Frame, counted: Frame) -> TimelinePoint:
         read_bytes_per_s=float(reads["bytes"].sum() / span * _SECOND_NS),
         write_bytes_per_s=float(written.sum() / span * _SECOND_NS),
         reads=int(reads["requests"].sum()),
-        read_p50_ns=_quantile(reads, 0.5),
-        read_p99_ns=_quantile(reads, 0.99),
+        read_p50_ns=_capped(_quantile(reads, 0.5), timed, start, end),
+        read_p99_ns=_capped(_quantile(reads, 0.99), timed, start, end),
     )
 
 
@@ -95,6 +119,20 @@ def _mean_depth(depth: Frame) -> float | None:
     time = int(depth["time_ns"][rows].sum())
     work = int((depth["depth"][rows] * depth["time_ns"][rows]).sum())
     return work / time if time > 0 else None
+
+
+def _capped(
+    value: float | None, timed: tuple[Ints, Ints] | None, start: int, end: int
+) -> float | None:
+    """Not above the slowest read that was done from ``start`` to ``end``.
+
+    It lies somewhere in the bucket within which a quantile is interpolated.
+    """
+    if value is None or timed is None:
+        return value
+    done, took = timed
+    here = took[np.searchsorted(done, start) : np.searchsorted(done, end, side="right")]
+    return min(value, float(here.max())) if len(here) else value
 
 
 def _quantile(counted: Frame, share: float) -> float | None:

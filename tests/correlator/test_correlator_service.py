@@ -177,3 +177,14 @@ def test_losses_leave_the_check_without_a_verdict() -> None:
     (device,) = correlate(FixedTables(lossy, frames)).devices
     assert device.little_ratio is None
     assert device.mean_depth is not None
+
+
+def test_a_flush_is_no_write() -> None:
+    """A request of op write that moves nothing: the load leaves it out, and so does this count."""
+    rows = requests_of_a_disk()
+    flushes = [block(r["done_ns"], r["done_ns"] + 7, op=1, bytes=0) for r in rows[:13]]
+    (plain,), (flushed,) = (
+        devices(some, depth_table([], (0, 1))) for some in (rows, rows + flushes)
+    )
+    assert (flushed.writes, flushed.write_bytes) == (plain.writes, plain.write_bytes)
+    assert flushed.reads == plain.reads

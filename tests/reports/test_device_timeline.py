@@ -64,6 +64,25 @@ def test_rates_depth_and_quantiles_of_one_second() -> None:
     assert point.read_p99_ns == pytest.approx(800 + 800 / 2)
 
 
+def test_no_quantile_exceeds_the_slowest_read_of_its_time() -> None:
+    """Reads of 110 and 830 ns; a slower one a second later, and a slower write, are not theirs."""
+    block = {
+        "op": np.array([0, 0, 0, 1]),
+        "device": np.full(4, DEVICE),
+        "queued_ns": np.array([5 * SECOND + 7, 5 * SECOND + 11, 7 * SECOND, 5 * SECOND]),
+    }
+    block["done_ns"] = block["queued_ns"] + np.array([110, 830, 1590, 1490])
+    counted = histogram([(5, 0, 100, 200, 1, 4096), (5, 0, 800, 1600, 1, 4096)])
+    quiet = depth([(5, 0, 0, SECOND)])
+    (loose,) = timeline(quiet, counted, (DEVICE,))
+    (point,) = timeline(quiet, counted, (DEVICE,), block=block)
+    assert loose.read_p99_ns is not None and loose.read_p99_ns > 1500
+    assert point.read_p99_ns == 830
+    assert point.read_p50_ns == loose.read_p50_ns == 200
+    fewer = {name: column[[0, 3]] for name, column in block.items()}
+    assert timeline(quiet, counted, (DEVICE,), block=fewer) == (loose,)
+
+
 def test_seconds_stay_apart_and_unknown_stays_unknown() -> None:
     quiet = [(at, 0, 0, SECOND) for at in range(3)]
     points = timeline(depth(quiet), histogram([(1, 0, 10, 20, 3, 300)]), (DEVICE,))
