@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvprobe import content, engines, units
+from kvprobe import content, engines, notes
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
 from kvprobe.correlator.ledger import BreakEven, DeviceAccount, Latency, Load, PathAccount
 from kvprobe.correlator.timeline import timeline
+from kvprobe.engines.jsonl import WORKLOAD
 from kvprobe.findings import detect_all
 from kvprobe.model import (
     Engine,
@@ -31,7 +32,6 @@ from kvprobe.model import (
     Proposal,
     ServiceCell,
 )
-from kvprobe.sources.nvme import short_address
 
 SCHEMA_VERSION = 1
 
@@ -113,8 +113,14 @@ KNOBS = ("unit_bytes", "bytes_in_flight", "prefetch_horizon")
 def _settings(
     adapter_name: str | None, facts: EngineFacts | None
 ) -> dict[str, Callable[[int], EngineSetting]]:
-    adapter = engines.engines().get(adapter_name or "")
-    if adapter is None or facts is None:
+    if facts is None:
+        return {}
+    known = engines.engines()
+    # Without an adapter's name the signal was the common one, in which an engine names itself.
+    adapter = known.get(adapter_name or facts.name)
+    if adapter is None and facts.name == WORKLOAD:
+        adapter = known["jsonl"]
+    if adapter is None:
         return {}
     return {knob: _setting(adapter, knob, facts) for knob in KNOBS}
 
@@ -159,45 +165,6 @@ def assemble(
     return clean
 
 
-def _notes(ledger: Ledger) -> list[str]:
-    """What the join left out, one sentence each."""
-    notes = []
-    if ledger.earlier_requests:
-        notes.append(f"{ledger.earlier_requests} requests were over before the window: left out")
-    start = ledger.window_ns[0]
-    cut = sum(0 <= a.arrival_ns < start for a in ledger.accounts)
-    if cut:
-        notes.append(f"{cut} requests arrived before the window: their parts are unknown")
-    if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
-        notes.append("block rows of KV reads were filtered out: where restores waited is unknown")
-    return notes
-
-
-def _outages(ledger: Ledger) -> list[str]:
-    """Paths that were lost in the window, one sentence each."""
-    notes = []
-    for device in ledger.devices:
-        path = device.path
-        if path is None or not path.outages:
-            continue
-        name = short_address(path.facts.address) or path.facts.name
-        first, back = path.outages[0]
-        said = f"path {name} ({path.facts.name}) was lost at +{_after(first, ledger)}"
-        if len(path.outages) > 1:
-            last, back = path.outages[-1]
-            said += f", {len(path.outages)} times in all, last at +{_after(last, ledger)}"
-            first = last
-        if back is None:
-            notes.append(f"{said}, and not back at the end of the window")
-        else:
-            notes.append(f"{said}, back after {units.duration(back - first)}")
-    return notes
-
-
-def _after(time_ns: int, ledger: Ledger) -> str:
-    return units.duration(max(0, time_ns - ledger.window_ns[0]))
-
-
 def _capture(manifest: Manifest, ledger: Ledger) -> Document:
     return {
         "id": manifest.capture_id,
@@ -214,7 +181,7 @@ def _capture(manifest: Manifest, ledger: Ledger) -> Document:
         "engine": asdict(manifest.engine) if manifest.engine else None,
         "signal": {"understood": manifest.signal_understood, "ignored": manifest.signal_ignored},
         "clock": asdict(manifest.clock),
-        "notes": [*_outages(ledger), *manifest.notes, *_notes(ledger)],
+        "notes": [*notes.outages(ledger), *manifest.notes, *notes.left_out(ledger)],
         "filters": asdict(manifest.filters),
     }
 

@@ -11,7 +11,7 @@ import pytest
 from kvprobe import findings
 from kvprobe.correlator import Ledger, correlate
 from kvprobe.document import facts_of, propose
-from kvprobe.model import Facts, Finding, Proposal, ServiceCell
+from kvprobe.model import EngineFacts, Facts, Finding, Proposal, ServiceCell
 from tests.correlator.fabric_node import HEAD, KIB, FabricNode
 from tests.findings import fabrics
 from tests.findings.ledgers import N
@@ -119,6 +119,25 @@ def test_one_full_queue_may_be_joined_by_others() -> None:
     ledger = fabrics.made(N, **fabrics.FAULTS["queue_saturated"] | {"io_queues": 1})
     answers = proposals(ledger, "queue_saturated", replace(facts(ledger), surface=()))
     assert [p.knob for p in answers] == ["queue_size", "io_queues"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name", "words"),
+    [
+        (None, "kvprobe-workload", "--reads-in-flight"),
+        ("jsonl", "kvprobe-workload", "--reads-in-flight"),
+        (None, "somebody's engine", None),
+    ],
+)
+def test_knobs_are_said_in_the_words_of_the_engine_that_named_itself(
+    adapter: str | None, name: str, words: str | None
+) -> None:
+    ledger = fabrics.one_path()
+    engine = replace(ledger.engine or EngineFacts(name), name=name)
+    manifest = FabricNode(requests=0).run().manifest(engine_name=adapter, engine=engine)
+    settings = facts_of(replace(ledger, engine=engine), manifest).settings
+    said = settings["bytes_in_flight"](8 * (engine.unit_bytes or 1)) if settings else None
+    assert (said.name if said else None) == words
 
 
 def test_an_idle_path_is_answered_by_a_policy() -> None:

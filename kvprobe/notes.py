@@ -1,0 +1,46 @@
+"""What a reader must know before the figures of a window: one sentence each."""
+
+from __future__ import annotations
+
+from kvprobe import units
+from kvprobe.correlator.ledger import Ledger
+from kvprobe.sources.nvme import short_address
+
+
+def left_out(ledger: Ledger) -> list[str]:
+    """What the join left out, one sentence each."""
+    said = []
+    if ledger.earlier_requests:
+        said.append(f"{ledger.earlier_requests} requests were over before the window: left out")
+    start = ledger.window_ns[0]
+    cut = sum(0 <= a.arrival_ns < start for a in ledger.accounts)
+    if cut:
+        said.append(f"{cut} requests arrived before the window: their parts are unknown")
+    if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
+        said.append("block rows of KV reads were filtered out: where restores waited is unknown")
+    return said
+
+
+def outages(ledger: Ledger) -> list[str]:
+    """Paths that were lost in the window, one sentence each."""
+    said = []
+    for device in ledger.devices:
+        path = device.path
+        if path is None or not path.outages:
+            continue
+        name = short_address(path.facts.address) or path.facts.name
+        first, back = path.outages[0]
+        sentence = f"path {name} ({path.facts.name}) was lost at +{_after(first, ledger)}"
+        if len(path.outages) > 1:
+            last, back = path.outages[-1]
+            sentence += f", {len(path.outages)} times in all, last at +{_after(last, ledger)}"
+            first = last
+        if back is None:
+            said.append(f"{sentence}, and not back at the end of the window")
+        else:
+            said.append(f"{sentence}, back after {units.duration(back - first)}")
+    return said
+
+
+def _after(time_ns: int, ledger: Ledger) -> str:
+    return units.duration(max(0, time_ns - ledger.window_ns[0]))
