@@ -5,6 +5,7 @@ All functions return plain strings of an exact width, so that callers may colour
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -76,14 +77,30 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(marks).rjust(max(0, width))
 
 
-def pooled(values: Sequence[float | None], width: int) -> list[float | None]:
-    """At most ``width`` values: the highest known one of each run of neighbours."""
-    if width <= 0 or len(values) <= width:
-        return list(values)
-    found: list[float | None] = []
-    for index in range(width):
-        run = values[index * len(values) // width : (index + 1) * len(values) // width]
-        found.append(max((value for value in run if value is not None), default=None))
+def on_axis(
+    spans: Sequence[tuple[float | None, float | None]],
+    values: Sequence[float | None],
+    low: float,
+    high: float,
+    width: int,
+) -> list[float | None]:
+    """Values of spans of time in ``width`` cells of equal time from ``low`` to ``high``.
+
+    A cell has the highest value of the span at its middle and of those whose middle it holds: no
+    peak is lost, and a cell is None only where nothing is known.
+    """
+    found: list[float | None] = [None] * max(0, width)
+    cell = (high - low) / width if width > 0 else 0.0
+    if cell <= 0:
+        return found
+    for (start, end), value in zip(spans, values, strict=True):
+        if start is None or end is None or value is None:
+            continue
+        at, to, middle = ((time - low) / cell for time in (start, end, (start + end) / 2))
+        covered = range(max(0, math.ceil(at - 0.5)), min(width, math.ceil(to - 0.5)))
+        for index in {*covered, *([math.floor(middle)] if 0 <= middle < width else [])}:
+            known = found[index]
+            found[index] = value if known is None else max(known, value)
     return found
 
 

@@ -226,6 +226,15 @@ PATH_EVENTS = (
 """What happens on an NVMe path: key, name of one, name of several."""
 
 
+def window(document: Document) -> tuple[float, float]:
+    """From when to when the report is; from the devices' times where the capture does not say."""
+    start, length = (number(document, "capture", key) for key in ("start_ns", "duration_ns"))
+    if start is not None and length is not None and length > 0:
+        return start, start + length
+    points = [p for device in rows(document, "devices") for p in rows(device, "timeline")]
+    return min(numbers(points, "start_ns"), default=0), max(numbers(points, "end_ns"), default=0)
+
+
 def path_events(events: Any) -> str:
     """What happened on a path in words; empty where nothing did."""
     said = []

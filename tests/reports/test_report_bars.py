@@ -1,3 +1,4 @@
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,13 +43,25 @@ def test_sparkline() -> None:
     assert bars.sparkline([0, 0], 2) == "▁▁"
 
 
-@given(VALUES, WIDTHS)
-def test_pooling_keeps_the_highest(values: list[float | None], width: int) -> None:
-    found = bars.pooled(values, width)
-    assert len(found) == min(len(values), width)
-    known = [value for value in values if value is not None]
-    assert [v for v in found if v is not None and v == max(known)] or not known
-    assert bars.pooled([1, None, 5, 2, None, None], 3) == [1, 5, None]
+def test_cells_of_an_axis_are_equal_times() -> None:
+    spans = [(10.0, 12.0), (12.0, 13.0), (13.0, 14.0), (18.0, 20.0)]
+    assert bars.on_axis(spans, [2, 7, 3, 5], 10, 20, 10) == [
+        2, 2, 7, 3, None, None, None, None, 5, 5
+    ]  # fmt: skip
+    assert bars.on_axis(spans, [2, 7, 3, 5], 10, 20, 2) == [7, 5]
+    assert bars.on_axis(spans, [2, None, 3, 5], 10, 20, 5) == [2, 3, None, None, 5]
+    assert bars.on_axis([(None, 3.0)], [7], 10, 20, 3) == [None] * 3
+    assert bars.on_axis(spans, [2, 7, 3, 5], 10, 10, 3) == [None] * 3
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=1, max_size=50), st.integers(1, 70))
+def test_an_axis_loses_no_peak_and_has_no_gap(lengths: list[float], width: int) -> None:
+    ends = np.cumsum(lengths)
+    spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
+    values = list(range(1, len(spans) + 1))
+    shown = bars.on_axis(spans, values, 0, float(ends[-1]), width)
+    assert len(shown) == width and None not in shown
+    assert max(v for v in shown if v is not None) == len(spans)
 
 
 def test_shortened_keeps_both_ends() -> None:

@@ -26,6 +26,24 @@ def test_the_report_of_the_sample_is_the_golden_one(sample: Document) -> None:
     assert golden_text(sample) == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_courses_of_all_devices_have_one_axis(sample: Document) -> None:
+    """The second device was there in the third quarter of the window only."""
+    first, second = sample["devices"][:2]
+    sample["capture"]["duration_ns"] = 60 * 10**9
+    start = sample["capture"]["start_ns"]
+    many = [
+        point | {"start_ns": start + i * 10**9, "end_ns": start + (i + 1) * 10**9}
+        for i, point in enumerate(first["timeline"])
+    ]
+    first["timeline"], second["timeline"] = many, many[30:45]
+    text = render(sample, width=120)
+    lines = [line for line in text.splitlines() if line.startswith(" read rate in time")]
+    courses = [line[20:80] for line in lines]
+    assert " " not in courses[0]
+    assert courses[1][:30] == " " * 30 and courses[1][45:] == " " * 15
+    assert " " not in courses[1][30:45]
+
+
 @pytest.mark.parametrize("width", [80, 83, 97, 100, 120, 139, 160, 200])
 @pytest.mark.parametrize("summary", [False, True])
 def test_no_line_is_wider_than_the_page(sample: Document, width: int, summary: bool) -> None:

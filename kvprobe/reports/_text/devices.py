@@ -55,7 +55,7 @@ def _lines(document: Document, item: Any, page: Page) -> Iterator[tuple[str, str
         )
         n = units.count(number(latency, "n"))
         yield "read latency", f"p5 {low}, median {mid}, p95 {high} (n={n})"
-    yield from _courses(item, page)
+    yield from _courses(document, item, page)
     yield "Little's law", _little(pick(item, "little_check"))
 
 
@@ -68,17 +68,20 @@ _COURSES = (
 )
 
 
-def _courses(item: Any, page: Page) -> Iterator[tuple[str, str]]:
-    """How it went over the window, from nothing to the highest value."""
+def _courses(document: Document, item: Any, page: Page) -> Iterator[tuple[str, str]]:
+    """How it went over the window, from nothing to the highest value; one axis for all devices."""
     points = rows(item, "timeline")
     if len(points) < 3:
         return
+    low, high = digest.window(document)
+    most = max(len(rows(device, "timeline")) for device in rows(document, "devices"))
+    width = min(most, page.width - _BESIDE_COURSE)
     for name, key, show in _COURSES:
         values = [number(point, key) for point in points]
         highest = max((value for value in values if value is not None), default=None)
         if highest is not None:
-            shown = bars.pooled(values, page.width - _BESIDE_COURSE)
-            line = bars.sparkline(shown, len(shown))
+            spans = [(number(p, "start_ns"), number(p, "end_ns")) for p in points]
+            line = bars.sparkline(bars.on_axis(spans, values, low, high, width), width)
             yield f"{name} in time", f"{line} highest {show(highest)}"
 
 
