@@ -166,7 +166,7 @@ def _device_lines(document: Document, item: Any, width: int, roomy: bool) -> lis
         Text(f"write {units.rate(writes)}"),
         Text(f"read {depth}{units.fixed(mean, 1)} mean, p99 {units.count(p99)}"),
         Text(f"no read {units.share(number(item, 'depth', 'time_at_zero_share'))}"),
-        Text(label(item, "transport") or "", "dim"),
+        Text(f"transport {label(item, 'transport') or units.UNKNOWN}", "dim"),
     ]
     lines = [fitted(first, width)]
     if timeline or number(item, "read_latency", "median_ns") is not None:

@@ -26,6 +26,22 @@ def test_the_report_of_the_sample_is_the_golden_one(sample: Document) -> None:
     assert golden_text(sample) == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_the_rate_table_has_powers_of_two(sample: Document) -> None:
+    cell = sample["devices"][0]["surface"][0]
+    sample["devices"][0]["surface"] = [cell | {"depth": depth} for depth in range(1, 20)]
+    table = render(sample, width=120).partition("request size")[2].splitlines()[2:]
+    assert [line.split()[2] for line in table[: table.index("")]] == ["1", "2", "4", "8", "16"]
+
+
+def test_words_about_paths_are_of_paths(sample: Document) -> None:
+    path = next(d for d in sample["devices"] if d.get("path"))
+    path["path"]["io_queues"] = 1
+    assert "1 I/O queue of " in render(sample, width=200)
+    whole = render(sample, width=200).count("of the bytes of all paths")
+    path["path"] = None
+    assert render(sample, width=200).count("of the bytes of all paths") == whole - 1
+
+
 def test_courses_of_all_devices_have_one_axis(sample: Document) -> None:
     """The second device was there in the third quarter of the window only."""
     first, second = sample["devices"][:2]

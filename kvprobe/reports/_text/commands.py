@@ -25,7 +25,7 @@ def lines(item: Any) -> Iterator[tuple[str, str]]:
     """What is said of the commands of a device, where there is more than one queue or a path."""
     load = pick(item, "load")
     if load is not None and (pick(item, "path") is not None or len(rows(item, "queues")) > 1):
-        yield from _load(load)
+        yield from _load(load, of_a_path=pick(item, "path") is not None)
     segments = rows(item, "segments")
     if segments:
         n = units.count(max((number(s, "n") or 0 for s in segments), default=None))
@@ -56,7 +56,8 @@ def _path(path: Any) -> str:
     ]
     queues, size = number(path, "io_queues"), number(path, "queue_size")
     if queues is not None or size is not None:
-        words.append(f"{units.count(queues)} I/O queues of {units.count(size)}")
+        noun = "I/O queue" if queues == 1 else "I/O queues"
+        words.append(f"{units.count(queues)} {noun} of {units.count(size)}")
     names = pick(path, "names")
     if isinstance(names, list) and len(names) > 1:
         earlier = ", ".join(digest.printable(n) for n in names[:-1] if isinstance(n, str))
@@ -71,12 +72,13 @@ def _events(events: Any) -> str:
     return said or "no failover, retransmission, congestion, reconnect or timeout"
 
 
-def _load(load: Any) -> Iterator[tuple[str, str]]:
+def _load(load: Any, *, of_a_path: bool) -> Iterator[tuple[str, str]]:
     rate, latency = number(load, "rate_per_s"), pick(load, "latency")
+    part = f"{units.share(number(load, 'share'))} of the bytes of all paths, " if of_a_path else ""
     yield (
         "commands",
-        f"{units.count(number(load, 'commands'))}, {units.share(number(load, 'share'))} of the "
-        f"bytes of all paths, {units.UNKNOWN if rate is None else units.digits(rate)} a second",
+        f"{units.count(number(load, 'commands'))}, {part}"
+        f"{units.UNKNOWN if rate is None else units.digits(rate)} a second",
     )
     yield (
         "in flight",

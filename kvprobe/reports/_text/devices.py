@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ def devices(document: Document, page: Page) -> Iterator[RenderableType]:
             [*commands.path_lines(item), *_lines(document, item, page), *commands.lines(item)]
         )
         yield from commands.queue_table(item, page)
-        surface = rows(item, "surface")
+        surface = [row for row in rows(item, "surface") if _is_shown(row)]
         if surface:
             yield table(page, _surface_columns(), surface)
 
@@ -94,6 +95,12 @@ def _little(check: Any) -> str:
     if ratio < 0.9:
         return f"{text}: some I/O of this device has no row here"
     return text if ratio <= 1.1 else f"{text}: the depth counters missed some I/O"
+
+
+def _is_shown(cell: Any) -> bool:
+    """A capture has a cell for each depth it saw: the powers of two say as much."""
+    depth = number(cell, "depth")
+    return depth is None or depth < 1 or math.log2(depth).is_integer()
 
 
 def _surface_columns() -> list[Column]:
