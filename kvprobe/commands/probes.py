@@ -79,7 +79,7 @@ def _lines(state: ProbeState, style: Style) -> Iterator[str]:
     yield from _signed(signed, style)
     yield from _signed([(name, meanings[exists]) for name, exists in state.symbols], style)
     for name in _missing(state):
-        text = f"without {name} there is no {probe.hides[name]}" if name in probe.hides else ""
+        text = f"without {name} not seen: {probe.hides[name]}" if name in probe.hides else ""
         yield from _paragraph(text, style)
     for note in probe.notes:
         yield from _paragraph(f"note: {note}", style)

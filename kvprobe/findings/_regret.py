@@ -47,6 +47,7 @@ def regret(
     if n < MIN_REQUESTS or count < MIN_LOST or count / n <= LOST_SHARE:
         return []
     total = regret_sum([gain for _, gain in judged], losers, count)
+    timed = sum(1 for a, _ in judged if a.ttft_ns)
     of_ttft = share_of_ttft((-gain.mid if a.verdict == lost else 0.0, a) for a, gain in judged)
     if total.low <= 0 or (of_ttft is not None and of_ttft < MIN_REGRET_SHARE):
         return []
@@ -56,7 +57,7 @@ def regret(
         Evidence("time lost by them, sum", total.mid, "ns", count),
         Evidence("time lost by them, low end", total.low, "ns", count),
         Evidence("time lost by them, high end", total.high, "ns", count),
-        Evidence("time lost as a share of time to first token", of_ttft, "share", n),
+        Evidence("time lost as a share of time to first token", of_ttft, "share", timed),
     ]
     tokens = ledger.break_even.tokens
     if tokens is not None:

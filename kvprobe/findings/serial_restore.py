@@ -64,6 +64,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
         (r.restore.exposed_ns if r.restore.ops >= MIN_READS and is_serial(r) else 0, r.account)
         for r in requests
     )
+    timed = sum(1 for r in serial if r.account.ttft_ns)
     evidence = [
         Evidence("reads open at once in a restore, median", median(depths), "", n),
         Evidence("reads a restore, mean", reads / n, "", n),
@@ -74,7 +75,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
             "share",
             len(serial),
         ),
-        Evidence("share of time to first token spent in them", at_stake, "share", len(serial)),
+        Evidence("share of time to first token spent in them", at_stake, "share", timed),
     ]
     if busy is not None:
         count = sum(device.reads + device.writes for device in ledger.kv_devices)

@@ -90,7 +90,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
                     "share of time to first token that is fixed cost of reads",
                     at_stake,
                     "share",
-                    len(requests),
+                    sum(1 for r in requests if r.account.ttft_ns),
                 ),
             ),
             would_disprove="a sweep in which reads of four times the size take about four times "

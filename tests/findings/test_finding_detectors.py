@@ -128,6 +128,7 @@ def test_requests_that_were_cut_off_put_nothing_at_stake(case: Case) -> None:
         for evidence in finding.evidence:
             if "time to first token" in evidence.metric and evidence.value is not None:
                 assert evidence.value <= 1, (finding.slug, evidence)
+                assert evidence.n <= sum(a.ttft_ns is not None for a in kept.accounts)
 
 
 def test_time_to_first_token_at_stake_is_of_requests_that_had_one() -> None:
