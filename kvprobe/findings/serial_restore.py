@@ -19,6 +19,7 @@ from kvprobe.findings._depth import (
 )
 from kvprobe.findings._weigh import (
     MIN_REQUESTS,
+    Restored,
     confidence,
     engine_name,
     restored,
@@ -54,12 +55,6 @@ def _detect(ledger: Ledger) -> list[Finding]:
         sure = round(sure * UNWITNESSED, 3)
     depths = [r.restore.effective_depth or 0.0 for r in several]
     reads = sum(r.restore.ops for r in several)
-    above = [
-        r.restore.idle_ns + r.restore.software_ns
-        for r in serial
-        if r.restore.software_ns is not None
-    ]
-    waiting = sum(above) / exposed if len(above) == len(serial) else None
     at_stake = share_of_ttft(
         (r.restore.exposed_ns if r.restore.ops >= MIN_READS and is_serial(r) else 0, r.account)
         for r in requests
@@ -71,7 +66,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
         Evidence("share of restored bytes read one after another", share, "share", n),
         Evidence(
             "share of those restores with nothing outstanding below the engine",
-            waiting,
+            _above(serial, exposed),
             "share",
             len(serial),
         ),
@@ -93,6 +88,16 @@ def _detect(ledger: Ledger) -> list[Finding]:
             "8 reads in flight than with 1",
         )
     ]
+
+
+def _above(serial: list[Restored], exposed_ns: int) -> float | None:
+    """Share of these restores with nothing outstanding below the engine; None where unknown."""
+    above = [
+        r.restore.idle_ns + r.restore.software_ns
+        for r in serial
+        if r.restore.software_ns is not None
+    ]
+    return sum(above) / exposed_ns if len(above) == len(serial) else None
 
 
 DETECTOR = Detector("serial_restore", "a request's reads go one after another", _detect)
