@@ -30,6 +30,7 @@ class Roots:
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     etc: Path = Path("/etc")
+    dev: Path = Path("/dev")
 
     @property
     def mountinfo(self) -> Path:

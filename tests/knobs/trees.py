@@ -18,7 +18,7 @@ class Tree:
 
     @property
     def roots(self) -> Roots:
-        return Roots(self.root / "sys", self.root / "proc", self.root / "etc")
+        return Roots(*(self.root / name for name in ("sys", "proc", "etc", "dev")))
 
     @property
     def sysfs(self) -> Path:
