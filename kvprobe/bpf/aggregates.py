@@ -82,14 +82,22 @@ class Aggregates:
         words = maps.array_element(self._maps["block_depth"], queue, 2 + DEPTHS)
         last_ns, depth = int(words[0]) or self._attached_ns, int(words[1])
         total = words[2:].astype(np.int64)
-        # The time since the last change has not been added in the kernel yet.
-        total[min(depth, DEPTHS - 1)] += max(0, now_ns - last_ns)
-        delta = total - self._depth.get(queue, np.zeros(DEPTHS, np.int64))
-        self._depth[queue] = total
-        at = np.flatnonzero(delta)
+        # The time since the last change has not been added in the kernel yet; of a change that
+        # came after now, the time beyond it was added already.
+        total[min(depth, DEPTHS - 1)] += now_ns - last_ns
+        before = self._depth.get(queue, self._never_used())
+        delta = total - before
+        self._depth[queue] = np.maximum(total, before)  # what is below zero waits for the next call
+        at = np.flatnonzero(delta > 0)
         rows = self._rows(schema.DEPTH, len(at), device, direction, now_ns)
         rows["depth"], rows["time_ns"] = at, delta[at]
         return rows
+
+    def _never_used(self) -> NDArray[np.int64]:
+        """Sums of a queue that was idle up to the last call: the kernel adds that time later."""
+        total = np.zeros(DEPTHS, np.int64)
+        total[0] = self._since_ns - self._attached_ns
+        return total
 
     def _histogram_rows(self, queue: int, device: int, direction: int, now_ns: int) -> Rows:
         words = maps.array_element(self._maps["block_histogram"], queue, 2 * SIZES * LATENCIES)

@@ -322,11 +322,14 @@ def test_nothing_here_writes() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Call)
         }
+        if path.name == "nvme_identify.py":  # a node is opened to ask; the command only reads
+            assert "os.open(node, os.O_RDONLY | os.O_CLOEXEC)" in path.read_text()
+            called.discard("open")
         assert not called & writing, path.name
 
 
 def test_no_machine_at_all(tmp_path: Path) -> None:
-    roots = Roots(tmp_path / "sys", tmp_path / "proc", tmp_path / "etc")
+    roots = Roots(*(tmp_path / name for name in ("sys", "proc", "etc", "dev")))
     assert knobs.read_all(knobs.of_host(roots)) == []
 
 
