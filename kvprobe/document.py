@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvprobe import content, engines, notes
+from kvprobe.adapter import Engine
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
@@ -21,7 +22,6 @@ from kvprobe.correlator.timeline import timeline
 from kvprobe.engines.jsonl import WORKLOAD
 from kvprobe.findings import detect_all
 from kvprobe.model import (
-    Engine,
     EngineFacts,
     EngineSetting,
     Facts,

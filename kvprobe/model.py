@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,37 +87,6 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
-class SignalBatch:
-    """New facts from an engine's request signal; rows are dicts with ``schema`` columns."""
-
-    requests: Sequence[Mapping[str, Any]] = ()
-    keys: Sequence[Mapping[str, Any]] = ()
-    engine: EngineFacts | None = None
-    understood: int = 0
-    ignored: int = 0
-
-
-class Signal(Protocol):
-    """A stream of request events: a log being followed, a receiver, a file."""
-
-    def poll(self) -> SignalBatch:
-        """Return what is new; never blocks."""
-        ...
-
-    def close(self) -> SignalBatch:
-        """Return the rest, requests that never finished included."""
-        ...
-
-
-@dataclass(frozen=True)
-class KVPath:
-    """A file name recognised as KV cache: ``key`` joins lookups, reads and engine events."""
-
-    key: str
-    temporary: bool = False
-
-
-@dataclass(frozen=True)
 class EngineSetting:
     """An engine-neutral knob in one engine's words. ``name`` None: that engine has no such knob."""
 
@@ -125,26 +94,6 @@ class EngineSetting:
     value: str | None
     how: str
     live: bool = False
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One engine adapter, exported as ``ENGINE`` by its file.
-
-    ``recognise`` maps a path to its KV key or None. ``follow`` opens the engine's request signal
-    from a file; None where the engine has none that kvprobe reads. ``translate`` puts an
-    engine-neutral knob (``unit_bytes``, ``bytes_in_flight``, ``prefetch_horizon``) in its words.
-    """
-
-    name: str
-    summary: str
-    recognise: Callable[[str], KVPath | None]
-    translate: Callable[[str, int, EngineFacts], EngineSetting]
-    follow: Callable[[str], Signal] | None = None
-    facts: Callable[[str], EngineFacts | None] | None = None
-    """What the engine's own files below a root directory tell; None where they tell nothing."""
-    describes_files: bool = True
-    """False: a signal format whose files follow some other engine's path scheme."""
 
 
 @dataclass(frozen=True)

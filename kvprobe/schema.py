@@ -205,6 +205,7 @@ LOOKUPS = Table(
     derived=(
         _C("kv_key", "O", "", "KV key that the engine's recogniser finds in the path"),
         _C("kv_temporary", "i8", "", "1: a name that is renamed when the file is whole"),
+        _C("kv_shared", "i8", "", "1: a file that holds the chunks of many prompts"),
     ),
 )
 
@@ -293,6 +294,14 @@ REQUESTS = Table(
         _C("device_hit_tokens", "i8", "tokens", "found in device memory"),
         _C("storage_hit_tokens", "i8", "tokens", "restored from storage"),
         _C("computed_tokens", "i8", "tokens", "prefilled"),
+        _C("host_hit_tokens", "i8", "tokens", "found in the engine's host memory tier"),
+        _C(
+            "offload_hit_tokens",
+            "i8",
+            "tokens",
+            "found outside device memory: host memory and storage, where the engine adds them up",
+        ),
+        _C("uncertainty_ns", "i8", "ns", "how far the times of this row may be off"),
     ),
 )
 

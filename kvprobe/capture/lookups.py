@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvprobe.adapter import KVPath
 from kvprobe.capture.frames import object_array
-from kvprobe.model import Frame, KVPath
+from kvprobe.model import Frame
 from kvprobe.schema import UNKNOWN
 
 Recogniser = Callable[[str], KVPath | None]
@@ -22,7 +23,7 @@ def recogniser(engine_name: str | None) -> Recogniser:
 
 
 def fill_keys(frame: Frame, engine_name: str | None) -> None:
-    """Set ``kv_key`` and ``kv_temporary`` of a ``lookups`` frame from its paths."""
+    """Set the derived columns of a ``lookups`` frame from its paths."""
     recognise = recogniser(engine_name)
     known: dict[str | None, KVPath | None] = {None: None}
     found = []
@@ -31,6 +32,7 @@ def fill_keys(frame: Frame, engine_name: str | None) -> None:
             known[path] = recognise(path)
         found.append(known[path])
     frame["kv_key"] = object_array([None if kv is None else kv.key for kv in found])
-    frame["kv_temporary"] = np.array(
-        [UNKNOWN if kv is None else int(kv.temporary) for kv in found], dtype=np.int64
-    )
+    for column in ("temporary", "shared"):
+        frame[f"kv_{column}"] = np.array(
+            [UNKNOWN if kv is None else int(getattr(kv, column)) for kv in found], dtype=np.int64
+        )

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from kvprobe.capture.manifest import Clock, Manifest
 from kvprobe.capture.recorder import Recorder
+from kvprobe.clock import clock_step_ns, sample_clocks
 from kvprobe.sources import POLL_SECONDS, Batch, Source
-from kvprobe.sources.clock import clock_step_ns, sample_clocks
 
 SEGMENT_NS = 1_000_000_000
 _BUSY_ROWS = 50

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvprobe import __version__
+from kvprobe.adapter import Signal
 from kvprobe.capture.manifest import Clock, Host, Manifest
 from kvprobe.errors import ExitCode, KvprobeError
-from kvprobe.model import DeviceFacts, Engine, Filters, Missing, Signal
+from kvprobe.model import DeviceFacts, Filters, Missing
 from kvprobe.sources.live import LiveSource
 
 LOADERS = ("auto", "core", "bcc")
@@ -128,14 +129,19 @@ def engine_of(options: Namespace) -> tuple[str | None, Signal | None]:
     if options.engine is None and options.signal is None:
         return None, None
     from kvprobe import engines
+    from kvprobe.signals import places
 
-    name = options.engine or _EVENTS_ENGINE
-    if name not in engines.engines():
+    known = engines.engines()
+    if options.engine is not None and options.engine not in known:
         raise KvprobeError(
-            f"no engine named {name!r}", "known engines: " + ", ".join(sorted(engines.engines()))
+            f"no engine named {options.engine!r}", "known engines: " + ", ".join(sorted(known))
         )
-    engine = engines.engines()[name]
-    return name, None if options.signal is None else _signal(engine, options.signal)
+    if options.signal is None:
+        return options.engine, None
+    own_format = options.engine in (None, _EVENTS_ENGINE)
+    chosen = list(known.values()) if own_format else [known[options.engine]]
+    signal = places.open_places([places.parse(options.signal, own_format)], chosen)
+    return options.engine or _EVENTS_ENGINE, signal
 
 
 def open_live(
@@ -162,7 +168,7 @@ def open_live(
     """
     from kvprobe import knobs
     from kvprobe.bpf.session import open_session
-    from kvprobe.sources.clock import sample_clocks
+    from kvprobe.clock import sample_clocks
     from kvprobe.sources.host import HostSampler
     from kvprobe.sources.path_watch import PathWatch
 
@@ -248,14 +254,3 @@ def _device(name: str) -> DeviceFacts:
     if found is None:
         raise no_such_disk(name)
     return found
-
-
-def _signal(engine: Engine, path: str) -> Signal:
-    if engine.follow is None:
-        raise KvprobeError(
-            f"kvprobe reads no request signal of {engine.name}",
-            f"--engine {_EVENTS_ENGINE} reads events in kvprobe's own format",
-        )
-    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-        raise KvprobeError(f"no file {path} for the signal", "name the file the engine writes")
-    return engine.follow(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvprobe.adapter import Signal
 from kvprobe.capture.manifest import Manifest
 from kvprobe.commands import Command
 from kvprobe.commands._child import Child
@@ -27,7 +28,7 @@ from kvprobe.commands._live import (
 from kvprobe.commands._page import page_options
 from kvprobe.commands._progress import progress_of
 from kvprobe.errors import ExitCode, KvprobeError
-from kvprobe.model import Filters, Signal
+from kvprobe.model import Filters
 from kvprobe.sources.live import LiveSource
 
 

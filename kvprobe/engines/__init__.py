@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from kvprobe import registry
-from kvprobe.model import Engine, KVPath
+from kvprobe.adapter import Engine, KVPath
 
 
 @lru_cache(maxsize=1)

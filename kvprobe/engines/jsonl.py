@@ -6,8 +6,8 @@ Any engine, gateway or load generator can write them; ``kvprobe workload run`` d
 from __future__ import annotations
 
 from kvprobe import engines
-from kvprobe.engines._events import EventSignal
-from kvprobe.model import Engine, EngineFacts, EngineSetting, KVPath
+from kvprobe.adapter import Engine, KVPath
+from kvprobe.model import EngineFacts, EngineSetting
 
 WORKLOAD = "kvprobe-workload"
 """The engine name that ``kvprobe workload run`` gives itself."""
@@ -45,6 +45,5 @@ ENGINE = Engine(
     summary="request events in kvprobe's JSON lines, files of any known engine",
     recognise=recognise,
     translate=translate,
-    follow=EventSignal,
     describes_files=False,
 )

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvprobe.model import Engine, EngineFacts, EngineSetting, KVPath
+from kvprobe.adapter import Engine, KVPath
+from kvprobe.model import EngineFacts, EngineSetting
 
 _DIGEST_DIGITS = 12
 _CHUNK = re.compile(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvprobe.adapter import Signal, SignalBatch
 from kvprobe.bpf.governor import Thinning
 from kvprobe.model import (
     DeviceFacts,
@@ -15,8 +16,6 @@ from kvprobe.model import (
     NvmePath,
     ProgramCost,
     Rows,
-    Signal,
-    SignalBatch,
 )
 from kvprobe.sources import Batch, TableRows
 
@@ -168,13 +167,15 @@ class LiveSource:
     def _each_second(self, tables: dict[str, TableRows], closely: bool = False) -> None:
         tables.update(self.session.aggregates())
         if self.sampler is not None:
-            tables["host"] = self.sampler.sample()
+            tables["host"] = [*tables.get("host", ()), *self.sampler.sample()]
         if self.watch is not None:
             self.watch.look(closely)
 
     def _take(self, tables: dict[str, TableRows], batch: SignalBatch) -> None:
         tables["requests"] = batch.requests
         tables["keys"] = batch.keys
+        if batch.counters:
+            tables["host"] = [*tables.get("host", ()), *batch.counters]
         self.engine = batch.engine or self.engine
         self.understood += batch.understood
         self.ignored += batch.ignored

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvprobe import schema
+from kvprobe.adapter import SignalBatch
 from kvprobe.bpf.governor import Thinning
 from kvprobe.capture.manifest import Clock, Host, Manifest
 from kvprobe.capture.record import record
@@ -24,7 +25,6 @@ from kvprobe.model import (
     Missing,
     ProgramCost,
     Rows,
-    SignalBatch,
 )
 from kvprobe.sources.live import LiveSource
 

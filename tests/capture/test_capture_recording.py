@@ -20,10 +20,10 @@ from kvprobe.capture.reader import open_capture
 from kvprobe.capture.record import SEGMENT_NS, record
 from kvprobe.capture.recorder import Recorder, pack
 from kvprobe.capture.typed_json import to_json
+from kvprobe.clock import ClockSample
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.schema import TABLES
 from kvprobe.sources import Batch
-from kvprobe.sources.clock import ClockSample
 from kvprobe.sources.live import LiveSource
 from tests.capture.fake_source import (
     START_NS,

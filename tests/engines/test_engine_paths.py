@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvprobe import engines
-from kvprobe.model import KVPath
+from kvprobe.adapter import KVPath
 
 SAMPLES = Path(__file__).parents[1] / "data" / "engine_paths"
 FOREIGN = [

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvprobe.adapter import KVPath
 from kvprobe.engines import vllm
-from kvprobe.model import EngineFacts, KVPath
+from kvprobe.model import EngineFacts
 
 KEYS = st.text("0123456789abcdef", min_size=16, max_size=64)
 BASE = "/srv/kv/org_model_0123456789ab"

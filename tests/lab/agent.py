@@ -89,11 +89,9 @@ def _record(
     recorder = Recorder(Path("/run") / f"{case.name}.kvcap")  # memory: the share is slow
     signal = None
     if events is not None:
-        from kvprobe import engines
+        from kvprobe.signals.events import EventSignal
 
-        follow = engines.engines()["jsonl"].follow
-        assert follow is not None
-        signal = follow(str(events))
+        signal = EventSignal(str(events))
     try:
         source, manifest = open_live(Filters(), "auto", None, signal)
         clock("attach")

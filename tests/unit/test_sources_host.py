@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvprobe import schema
-from kvprobe.sources import clock
-from kvprobe.sources.clock import ClockSample
+from kvprobe import clock, schema
+from kvprobe.clock import ClockSample
 from kvprobe.sources.host import HostSampler
 
 Sample = dict[tuple[str, str], float]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvprobe.engines._events import EventSignal
+from kvprobe.signals.events import EventSignal
 from kvprobe.workload.journal import read_truth
 from kvprobe.workload.prefill import PrefillCost
 from kvprobe.workload.prompts import Synthetic

@@ -1,20 +1,17 @@
-"""Read request events (docs/engine-events.md): follow a growing file, put the events together."""
+"""Request events in kvprobe's own JSON lines (docs/engine-events.md), put together."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections import OrderedDict
 from typing import Any
 
-from kvprobe.model import EngineFacts, SignalBatch
+from kvprobe.adapter import SignalBatch
+from kvprobe.clock import sample_clocks
+from kvprobe.model import EngineFacts
 from kvprobe.schema import REQUESTS, UNKNOWN
+from kvprobe.signals.lines import LineFollower
 
-MAX_LINE_BYTES = 4 << 20
-"""Longer lines are skipped and counted; the keys of a million-token prompt are below it."""
-_READ_BYTES = 1 << 20
-_READ_BYTES_A_POLL = 8 << 20
 _MAX_OPEN = 100_000
 _MAX_CLOSED = 100_000
 _LATE_EVENTS = 1000
@@ -29,7 +26,13 @@ _TIMES = {
     "first_token": "first_token_ns",
     "finish": None,
 }
-_TOKENS = ("prompt_tokens", "device_hit_tokens", "storage_hit_tokens", "computed_tokens")
+_TOKENS = (
+    "prompt_tokens",
+    "device_hit_tokens",
+    "host_hit_tokens",
+    "storage_hit_tokens",
+    "computed_tokens",
+)
 _FACT_TYPES: dict[str, type] = {
     "name": str,
     "model": str,
@@ -44,104 +47,8 @@ _FACT_TYPES: dict[str, type] = {
 }
 
 
-class LineFollower:
-    """Complete lines of a file that grows, is rotated (replaced) or truncated, or comes later.
-
-    A torn last line is kept until its end arrives. ``skipped`` counts lines over the limit.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: int | None = None
-        self._part = bytearray()
-        self._skipping = False
-        self._offset = 0
-        self.skipped = 0
-
-    def lines(self, most_bytes: int | None = _READ_BYTES_A_POLL) -> list[bytes]:
-        """Lines that are complete by now, without their ends; reads at most ``most_bytes``."""
-        found: list[bytes] = []
-        while most_bytes is None or most_bytes > 0:
-            if self._file is None and not self._open():
-                break
-            data = self._read()
-            if data:
-                self._split(data, found)
-                if most_bytes is not None:
-                    most_bytes -= len(data)
-            elif not self._rotated():
-                break
-            else:
-                self._finish_file(found)
-        return found
-
-    def close(self) -> list[bytes]:
-        """The rest; a last line without an end counts as a line."""
-        found = self.lines(None)
-        self._finish_file(found)
-        return found
-
-    def _open(self) -> bool:
-        try:
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        self._offset = 0
-        return True
-
-    def _read(self) -> bytes:
-        assert self._file is not None
-        try:
-            if os.fstat(self._file).st_size < self._offset:  # truncated: what we had is void
-                self._offset = 0
-                self._part.clear()
-                self._skipping = False
-            data = os.pread(self._file, _READ_BYTES, self._offset)
-        except OSError:
-            return b""
-        self._offset += len(data)
-        return data
-
-    def _rotated(self) -> bool:
-        """Whether the path names another file by now."""
-        assert self._file is not None
-        try:
-            there = os.stat(self._path)
-        except OSError:
-            return False
-        here = os.fstat(self._file)
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
-
-    def _finish_file(self, found: list[bytes]) -> None:
-        if self._part and not self._skipping:
-            found.append(bytes(self._part))
-        self._part.clear()
-        self._skipping = False
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _split(self, data: bytes, found: list[bytes]) -> None:
-        *ended, rest = data.split(b"\n")
-        for line in ended:
-            if self._skipping:
-                self._skipping = False
-            elif len(self._part) + len(line) > MAX_LINE_BYTES:
-                self.skipped += 1
-            else:
-                found.append(bytes(self._part) + line if self._part else line)
-            self._part.clear()
-        if self._skipping:
-            return
-        self._part += rest
-        if len(self._part) > MAX_LINE_BYTES:
-            self._part.clear()
-            self._skipping = True
-            self.skipped += 1
-
-
 class EventSignal:
-    """The ``model.Signal`` of a JSON-lines event file.
+    """The ``adapter.Signal`` of a JSON-lines event file.
 
     A request's row is handed out once: when it has finished and all its times are known, or when
     it has finished and late events are no longer waited for, or at the end.
@@ -155,6 +62,7 @@ class EventSignal:
         self._closed: OrderedDict[str, None] = OrderedDict()
         self._with_keys: OrderedDict[str, None] = OrderedDict()
         self._offset_ns = 0
+        self._uncertainty_ns = 0
         self._understood = 0
         self._engine: EngineFacts | None = None
         self._rows: list[dict[str, Any]] = []
@@ -207,7 +115,9 @@ class EventSignal:
         self._release(everything=True)  # a restarted engine may use its ids again
         self._closed.clear()
         self._with_keys.clear()
-        self._offset_ns = wall_offset_ns() if clock == "wall" else 0
+        self._offset_ns, self._uncertainty_ns = 0, 0
+        if clock == "wall":
+            _, self._offset_ns, self._uncertainty_ns = sample_clocks()
         facts = {
             key: event[key]
             for key, kind in _FACT_TYPES.items()
@@ -241,7 +151,10 @@ class EventSignal:
         seen.add(name)
         row = self._open.get(request)
         if row is None:
-            row = {c.name: UNKNOWN for c in REQUESTS.columns} | {"id": request}
+            row = {c.name: UNKNOWN for c in REQUESTS.columns} | {
+                "id": request,
+                "uncertainty_ns": self._uncertainty_ns,
+            }
             self._open[request] = row
         if (column := _TIMES[name]) is not None:
             row[column] = t_ns
@@ -277,17 +190,6 @@ class EventSignal:
         ids[request] = None
         if len(ids) > _MAX_CLOSED:
             ids.popitem(last=False)
-
-
-def wall_offset_ns() -> int:
-    """Wall clock minus monotonic clock, from the tightest of several bracketed readings."""
-    best = (1 << 62, 0)
-    for _ in range(9):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        best = min(best, (after - before, wall - (before + after) // 2))
-    return best[1]
 
 
 def _id(event: dict[str, Any]) -> str | None:

@@ -1,0 +1,117 @@
+"""All signals of a node as one ``Signal``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from kvprobe.adapter import Signal, SignalBatch
+from kvprobe.clock import WallClock
+from kvprobe.model import EngineFacts
+from kvprobe.signals import Feed, FeedBatch
+from kvprobe.signals.merge import RequestMerger
+
+_SECOND_NS = 1_000_000_000
+
+
+class CombinedSignal:
+    """Satisfies ``Signal``: feeds, whose news are merged, and signals that give whole rows.
+
+    ``understood``, ``ignored`` and ``lost`` count messages for each feed by its name.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[Feed],
+        whole: Sequence[Signal] = (),
+        facts: EngineFacts | None = None,
+        clock: WallClock | None = None,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._feeds, self._whole = feeds, whole
+        self._engine = self._said = facts
+        self._clock = clock or WallClock()
+        self._now = now
+        self._looked_ns = now()
+        self._merger = RequestMerger()
+        self.understood: dict[str, int] = {feed.name: 0 for feed in feeds}
+        self.ignored: dict[str, int] = {feed.name: 0 for feed in feeds}
+        self.lost: dict[str, int] = {feed.name: 0 for feed in feeds}
+
+    @property
+    def late(self) -> int:
+        """Messages that came after the row of their request was handed out."""
+        return self._merger.late
+
+    def poll(self) -> SignalBatch:
+        """Return what is new; never blocks."""
+        return self._batch(
+            [feed.poll(self._clock) for feed in self._feeds],
+            [signal.poll() for signal in self._whole],
+        )
+
+    def close(self) -> SignalBatch:
+        """Return the rest, requests that never finished included."""
+        return self._batch(
+            [feed.close(self._clock) for feed in self._feeds],
+            [signal.close() for signal in self._whole],
+            last=True,
+        )
+
+    def _batch(
+        self, heard: Sequence[FeedBatch], whole: Sequence[SignalBatch], last: bool = False
+    ) -> SignalBatch:
+        now_ns = self._now()
+        if now_ns - self._looked_ns >= _SECOND_NS:
+            self._looked_ns = now_ns
+            self._clock.look()
+        for feed, news in zip(self._feeds, heard, strict=True):
+            self._take(feed, news, now_ns)
+        for batch in whole:
+            self._learn(batch.engine)
+        requests, keys = self._merger.release(now_ns, everything=last)
+        engine, self._said = self._said, None
+        counters: list[Mapping[str, Any]] = [row for b in heard for row in b.counters]
+        return SignalBatch(
+            requests=[*requests, *(row for b in whole for row in b.requests)],
+            keys=[*keys, *(row for b in whole for row in b.keys)],
+            engine=engine,
+            understood=sum(b.understood for b in heard) + sum(b.understood for b in whole),
+            ignored=sum(b.ignored for b in heard) + sum(b.ignored for b in whole),
+            counters=[*counters, *(row for b in whole for row in b.counters)],
+        )
+
+    def _take(self, feed: Feed, batch: FeedBatch, now_ns: int) -> None:
+        self.understood[feed.name] += batch.understood
+        self.ignored[feed.name] += batch.ignored
+        self.lost[feed.name] += batch.lost
+        for news in batch.news:
+            if isinstance(news, EngineFacts):
+                self._learn(news)
+            else:
+                self._merger.take(news, now_ns, feed.last_word)
+
+    def _learn(self, facts: EngineFacts | None) -> None:
+        if facts is not None:
+            together = together_with(self._engine, facts)
+            if together != self._engine:
+                self._engine = self._said = together
+
+
+def together_with(known: EngineFacts | None, more: EngineFacts) -> EngineFacts:
+    """Facts of one or two engines as one: the engine that owns the files has the last word.
+
+    An inference engine and its cache server both speak; the one that knows the size of a unit is
+    the one whose files are read. What it does not know is taken from the other.
+    """
+    if known is None:
+        return more
+    owner, other = more, known
+    if known.name != more.name and known.unit_tokens and not more.unit_tokens:
+        owner, other = known, more
+    missing = {
+        f.name: getattr(other, f.name) for f in fields(owner) if getattr(owner, f.name) is None
+    }
+    return replace(owner, **missing)

@@ -1,0 +1,173 @@
+"""One row a request from what several signals say of it.
+
+Signals name a request by the client's id or by the engine's own, which has a random suffix; they
+know some of its times and token counts, each as well as it can; and they come at different times:
+a log at once, spans in batches seconds later.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvprobe.adapter import RequestNews
+from kvprobe.clock import Moment
+from kvprobe.schema import REQUESTS, UNKNOWN
+
+SECOND_NS = 1_000_000_000
+AFTER_LAST_WORD_NS = 2 * SECOND_NS
+"""How long others are waited for once the feed that speaks last has said that a request is over."""
+AFTER_FINISH_NS = 10 * SECOND_NS
+"""The same for other feeds: span exporters send every 5 s unless told otherwise."""
+AFTER_SILENCE_NS = 300 * SECOND_NS
+"""A request of which nothing more is heard; a long prompt may be prefilled for minutes."""
+MOST_OPEN = 100_000
+LOOK_NS = SECOND_NS // 4
+SUFFIX_CHARS = 9
+"""``-`` and 8 random hex digits."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """What is known of one request. ``names`` are the ids it was called by."""
+
+    id: str
+    due_ns: int
+    outer: bool = False
+    inner: bool = False
+    ended: bool = False
+    names: list[str] = field(default_factory=list)
+    times: dict[str, Moment] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+
+    def take(self, news: RequestNews) -> None:
+        for column, moment in news.times.items():
+            known = self.times.get(column)
+            if known is None or moment.uncertainty_ns <= known.uncertainty_ns:
+                self.times[column] = moment
+        self.tokens.update(news.tokens)
+        self.keys = news.keys or self.keys
+        if not news.internal:
+            self.id = news.id
+
+    def row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {c.name: UNKNOWN for c in REQUESTS.columns} | {"id": self.id}
+        row |= {column: moment.middle_ns for column, moment in self.times.items()}
+        row |= self.tokens
+        row["uncertainty_ns"] = max(
+            (m.uncertainty_ns for m in self.times.values()), default=UNKNOWN
+        )
+        if row["computed_tokens"] == UNKNOWN:
+            row["computed_tokens"] = _computed(row)
+        return row
+
+    def key_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"request_id": self.id, "position": place, "key": key}
+            for place, key in enumerate(self.keys)
+        ]
+
+
+def _computed(row: dict[str, Any]) -> int:
+    """The rest of the prompt, where all that was found is known."""
+    found = row["offload_hit_tokens"]
+    if found == UNKNOWN:
+        found = row["storage_hit_tokens"]
+        if found != UNKNOWN:
+            found += max(row["host_hit_tokens"], 0)
+    if UNKNOWN in (row["prompt_tokens"], row["device_hit_tokens"], found):
+        return UNKNOWN
+    return max(int(row["prompt_tokens"] - row["device_hit_tokens"] - found), 0)
+
+
+class RequestMerger:
+    """Takes news in any order; hands each request's row out once, when no more is expected.
+
+    An internal id belongs to the client's id that it is made from. Where a client uses an id again
+    while the first request is open, its names go to the requests in their order.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[_Request, None] = OrderedDict()
+        self._named: dict[str, _Request] = {}
+        self._unnamed: dict[str, deque[_Request]] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._looked_ns = 0
+        self.late = 0
+        """Messages on requests whose row was handed out before."""
+
+    def take(self, news: RequestNews, now_ns: int, last_word: bool) -> None:
+        """Add what one message says; ``now_ns`` is CLOCK_MONOTONIC."""
+        request = self._named.get(news.id)
+        if request is None or (request.ended and not news.internal):
+            request = self._other(news) or request
+        if request is None:
+            if news.id in self._gone:
+                self.late += 1
+                return
+            request = self._new(news, now_ns)
+        if news.id not in request.names:
+            request.names.append(news.id)
+            self._named[news.id] = request
+        request.inner |= news.internal
+        request.outer |= not news.internal
+        request.take(news)
+        if news.finished:
+            wait_ns = AFTER_LAST_WORD_NS if last_word else AFTER_FINISH_NS
+            ended = min(request.due_ns, now_ns + wait_ns) if request.ended else now_ns + wait_ns
+            request.due_ns, request.ended = ended, True
+        elif not request.ended:
+            request.due_ns = now_ns + AFTER_SILENCE_NS
+
+    def release(
+        self, now_ns: int, everything: bool = False
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rows of ``requests`` and of ``keys`` that will not change any more."""
+        if not everything and now_ns - self._looked_ns < LOOK_NS:
+            return [], []
+        self._looked_ns = now_ns
+        over = len(self._open) - MOST_OPEN
+        due = [
+            request
+            for place, request in enumerate(self._open)
+            if everything or request.due_ns <= now_ns or place < over
+        ]
+        for request in due:
+            self._close(request)
+        return [r.row() for r in due], [row for r in due for row in r.key_rows()]
+
+    def _new(self, news: RequestNews, now_ns: int) -> _Request:
+        request = _Request(news.id, now_ns + AFTER_SILENCE_NS)
+        self._open[request] = None
+        if news.internal:
+            self._unnamed.setdefault(news.id[:-SUFFIX_CHARS], deque()).append(request)
+        return request
+
+    def _other(self, news: RequestNews) -> _Request | None:
+        """The open request that is known by the other kind of id only."""
+        if news.internal:
+            outer = self._named.get(news.id[:-SUFFIX_CHARS])
+            return None if outer is None or outer.inner else outer
+        waiting = self._unnamed.get(news.id)
+        found = waiting.popleft() if waiting else None
+        if waiting is not None and not waiting:
+            del self._unnamed[news.id]
+        return found
+
+    def _close(self, request: _Request) -> None:
+        del self._open[request]
+        for name in request.names:
+            if self._named.get(name) is request:
+                del self._named[name]
+            self._gone[name] = None
+        if not request.outer:
+            stem = request.id[:-SUFFIX_CHARS]
+            waiting = self._unnamed.get(stem)
+            if waiting is not None and request in waiting:
+                waiting.remove(request)
+                if not waiting:
+                    del self._unnamed[stem]
+        while len(self._gone) > 2 * MOST_OPEN:
+            self._gone.popitem(last=False)
