@@ -40,22 +40,23 @@ class _Request:
     names: list[str] = field(default_factory=list)
     times: dict[str, Moment] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
+    units: dict[str, tuple[int, int]] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
 
     def take(self, news: RequestNews) -> None:
         for column, moment in news.times.items():
-            known = self.times.get(column)
-            if known is None or moment.uncertainty_ns <= known.uncertainty_ns:
+            if _is_better(column, moment, self.times.get(column)):
                 self.times[column] = moment
         self.tokens.update(news.tokens)
+        self.units.update({name: (count, news.of_units) for name, count in news.units.items()})
         self.keys = news.keys or self.keys
         if not news.internal:
             self.id = news.id
 
-    def row(self) -> dict[str, Any]:
+    def row(self, unit_tokens: int | None) -> dict[str, Any]:
         row: dict[str, Any] = {c.name: UNKNOWN for c in REQUESTS.columns} | {"id": self.id}
         row |= {column: moment.middle_ns for column, moment in self.times.items()}
-        row |= self.tokens
+        row |= self._units_in_tokens(unit_tokens) | self.tokens
         row["uncertainty_ns"] = max(
             (m.uncertainty_ns for m in self.times.values()), default=UNKNOWN
         )
@@ -63,11 +64,30 @@ class _Request:
             row["computed_tokens"] = _computed(row)
         return row
 
+    def _units_in_tokens(self, unit_tokens: int | None) -> dict[str, int]:
+        """Hits that were counted in files; only those that can be tokens without a guess."""
+        told = {name: 0 for name, (count, _) in self.units.items() if not count}
+        if unit_tokens:
+            whole = len(self.keys) or self.tokens.get("prompt_tokens", 0) // unit_tokens
+            for name, (count, of) in self.units.items():
+                if whole and of >= whole and of % whole == 0 and 0 < count <= of:
+                    told[name] = count * unit_tokens // (of // whole)
+        return told
+
     def key_rows(self) -> list[dict[str, Any]]:
         return [
             {"request_id": self.id, "position": place, "key": key}
             for place, key in enumerate(self.keys)
         ]
+
+
+def _is_better(column: str, moment: Moment, known: Moment | None) -> bool:
+    """Whether a time replaces what is known: a narrower one does, but no later first schedule."""
+    if known is None:
+        return True
+    if column == "scheduled_ns" and moment.earliest_ns > known.latest_ns:
+        return False  # an engine may say so at every look at a request that waits
+    return moment.uncertainty_ns <= known.uncertainty_ns
 
 
 def _computed(row: dict[str, Any]) -> int:
@@ -122,9 +142,12 @@ class RequestMerger:
             request.due_ns = now_ns + AFTER_SILENCE_NS
 
     def release(
-        self, now_ns: int, everything: bool = False
+        self, now_ns: int, everything: bool = False, unit_tokens: int | None = None
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rows of ``requests`` and of ``keys`` that will not change any more."""
+        """Rows of ``requests`` and of ``keys`` that will not change any more.
+
+        ``unit_tokens``: tokens in one unit of the engine, by which hits in files become tokens.
+        """
         if not everything and now_ns - self._looked_ns < LOOK_NS:
             return [], []
         self._looked_ns = now_ns
@@ -136,7 +159,7 @@ class RequestMerger:
         ]
         for request in due:
             self._close(request)
-        return [r.row() for r in due], [row for r in due for row in r.key_rows()]
+        return [r.row(unit_tokens) for r in due], [row for r in due for row in r.key_rows()]
 
     def _new(self, news: RequestNews, now_ns: int) -> _Request:
         request = _Request(news.id, now_ns + AFTER_SILENCE_NS)
