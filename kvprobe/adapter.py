@@ -39,14 +39,19 @@ class RequestNews:
     """What one message says of one request; what it does not say is absent.
 
     ``times`` and ``tokens`` have the names of ``requests`` columns. ``keys`` are the chunk keys of
-    the whole prompt in its order. ``internal``: the id is one that the engine made from the
-    client's by appending ``-`` and 8 random hex digits (vLLM), unless it was told not to.
+    the whole prompt in its order. ``units`` are hits counted in files instead of tokens, under the
+    names of token columns: so many of the ``of_units`` files that the whole units of the prompt
+    make on all ranks. They become tokens once the length of a unit and of the prompt are known;
+    ``tokens`` of any message go before them. ``internal``: the id is one that the engine made from
+    the client's by appending ``-`` and 8 random hex digits (vLLM), unless it was told not to.
     ``finished``: this signal will say no more of the request.
     """
 
     id: str
     times: Mapping[str, Moment] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
+    units: Mapping[str, int] = field(default_factory=dict)
+    of_units: int = 0
     keys: tuple[str, ...] = ()
     internal: bool = False
     finished: bool = False

@@ -71,7 +71,8 @@ class CombinedSignal:
             self._take(feed, news, now_ns)
         for batch in whole:
             self._learn(batch.engine)
-        requests, keys = self._merger.release(now_ns, everything=last)
+        unit_tokens = self._engine.unit_tokens if self._engine else None
+        requests, keys = self._merger.release(now_ns, last, unit_tokens)
         engine, self._said = self._said, None
         counters: list[Mapping[str, Any]] = [row for b in heard for row in b.counters]
         return SignalBatch(
