@@ -105,6 +105,16 @@ def is_latent(config: Mapping[str, Any]) -> bool:
     return bool((text if isinstance(text, dict) else config).get("kv_lora_rank"))
 
 
+def keeps_all_alike(config: Mapping[str, Any]) -> bool:
+    """Whether every layer keeps every token, so that engines do not store layers in groups."""
+    text = config.get("text_config")
+    model = {**config, **text} if isinstance(text, dict) else config
+    kinds = model.get("layer_types")
+    if isinstance(kinds, list):
+        return all(kind == "full_attention" for kind in kinds)
+    return not model.get("sliding_window") or model.get("use_sliding_window") is False
+
+
 def _values_a_layer(model: Mapping[str, Any], tensor_parallel: int) -> int | None:
     if model.get("kv_lora_rank"):
         latent, rope = _count(model, "kv_lora_rank"), _count(model, "qk_rope_head_dim")
