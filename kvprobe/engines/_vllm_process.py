@@ -144,7 +144,8 @@ def signals(server: Server) -> tuple[SignalPlace, ...]:
     events = options.mapping("kv-events-config")
     if events.get("enable_kv_cache_events") is True and events.get("publisher", "zmq") == "zmq":
         endpoint = words(events.get("endpoint")) or "tcp://*:5557"
-        places.append(SignalPlace("kv-events", endpoint))
+        if "*" in endpoint:  # otherwise it connects to a subscriber, which has the port
+            places.append(SignalPlace("kv-events", endpoint))
     return tuple(places)
 
 

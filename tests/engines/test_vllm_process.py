@@ -224,6 +224,13 @@ def test_places(options: list[str], place: str) -> None:
         ([], "log"),
         (["--kv-events-config", '{"enable_kv_cache_events":false}'], "kv-events"),
         (
+            [
+                "--kv-events-config",
+                '{"enable_kv_cache_events":true,"endpoint":"tcp://127.0.0.1:5557"}',
+            ],
+            "kv-events",
+        ),
+        (
             ["--kv-events-config", '{"enable_kv_cache_events":true,"publisher":"null"}'],
             "kv-events",
         ),
