@@ -15,7 +15,8 @@ class FeedBatch:
     """What one feed brought since the last poll.
 
     ``counters`` are rows of ``host``. ``understood`` and ``ignored`` count messages (lines, spans,
-    pages); ``lost`` those that are known to have existed and never came.
+    pages); ``lost`` those that are known to have existed and never came. ``notes`` are sentences
+    on what else was not heard.
     """
 
     news: Sequence[News] = ()
@@ -23,6 +24,7 @@ class FeedBatch:
     understood: int = 0
     ignored: int = 0
     lost: int = 0
+    notes: Sequence[str] = ()
 
 
 class Feed(Protocol):

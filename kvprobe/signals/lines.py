@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 MAX_LINE_BYTES = 4 << 20
 """Longer lines are skipped and counted; the keys of a million-token prompt are below it."""
@@ -11,96 +12,191 @@ _READ_BYTES = 1 << 20
 
 
 class LineFollower:
-    """Complete lines of a file that grows, is rotated (replaced) or truncated, or comes later.
+    r"""Complete lines of a file that grows, is rotated (replaced) or truncated, or comes later.
 
-    A torn last line is kept until its end arrives. ``skipped`` counts lines over the limit.
+    A torn last line is kept until its end arrives. A file that was renamed is read on until there
+    is something in the one that took its name: many engines are never told to open that. Of a
+    truncation that is outgrown between two calls nothing can be seen. NUL bytes, which a file
+    truncated under its writer is full of, are dropped.
+
+    Args:
+        path: the file.
+        ends: the bytes that end a line; ``\r\n`` is one end where both are among them.
+        start: the first byte to be read; the rest of a line that began before it is dropped.
+        most_behind_bytes: where more than that is unread, all but that is skipped (None: never).
+
+    Attributes:
+        skipped: lines over ``MAX_LINE_BYTES``.
+        skipped_bytes: how much was passed over by ``most_behind_bytes``.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        ends: bytes = b"\n",
+        start: int = 0,
+        most_behind_bytes: int | None = None,
+    ) -> None:
         self._path = path
+        self._ends = [ends[i : i + 1] for i in range(len(ends))]
+        self._start = start
+        self._most_behind_bytes = most_behind_bytes
         self._file: int | None = None
         self._part = bytearray()
         self._skipping = False
         self._offset = 0
+        self._line_offset = 0
         self.skipped = 0
+        self.skipped_bytes = 0
+
+    @property
+    def offset(self) -> int:
+        """Where the first line begins that was not handed out."""
+        return self._line_offset
 
     def lines(self, most_bytes: int | None = READ_BYTES_A_POLL) -> list[bytes]:
         """Lines that are complete by now, without their ends; reads at most ``most_bytes``."""
         found: list[bytes] = []
-        while most_bytes is None or most_bytes > 0:
-            if self._file is None and not self._open():
-                break
-            data = self._read()
-            if data:
-                self._split(data, found)
-                if most_bytes is not None:
-                    most_bytes -= len(data)
-            elif not self._rotated():
-                break
-            else:
-                self._finish_file(found)
+        for block in self.blocks(most_bytes):
+            found += block[:-1].split(b"\n")
         return found
 
     def close(self) -> list[bytes]:
         """The rest; a last line without an end counts as a line."""
-        found = self.lines(None)
-        self._finish_file(found)
+        found: list[bytes] = []
+        for block in self.rest():
+            found += block[:-1].split(b"\n")
         return found
+
+    def blocks(self, most_bytes: int | None = READ_BYTES_A_POLL) -> Iterator[bytes]:
+        """The same as ``lines``, many at once: each block is whole lines with their ends."""
+        left = most_bytes
+        while left is None or left > 0:
+            if self._file is None and not self._open():
+                return
+            replaced = self._replaced()  # asked first: what was written before it is read below
+            data = self._read()
+            if data:
+                left = left if left is None else left - len(data)
+                block = self._whole_lines(data)
+            elif replaced:
+                block = self._finish_file()
+            else:
+                return
+            if block:
+                yield block
+
+    def rest(self) -> Iterator[bytes]:
+        """The same as ``close``, as blocks."""
+        yield from self.blocks(None)
+        if block := self._finish_file():
+            yield block
 
     def _open(self) -> bool:
         try:
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            # A named pipe would block.
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return False
-        self._offset = 0
+        self._go_to(self._start)
+        self._start = 0
         return True
 
+    def _go_to(self, offset: int) -> None:
+        """Go on at ``offset``, or at the next line where that is amidst one."""
+        self._part.clear()
+        self._skipping = offset > 0
+        self._offset = self._line_offset = max(offset - 1, 0)
+
     def _read(self) -> bytes:
+        """What comes next; as long as there is something it is not empty."""
         assert self._file is not None
         try:
-            if os.fstat(self._file).st_size < self._offset:  # truncated: what we had is void
-                self._offset = 0
-                self._part.clear()
-                self._skipping = False
+            size = os.fstat(self._file).st_size
+            if size < self._offset:  # truncated: what we had is void
+                self._go_to(0)
+            most = self._most_behind_bytes
+            if most is not None and size - self._offset > most:
+                self._pass_over(self._file, size - most)
             data = os.pread(self._file, _READ_BYTES, self._offset)
         except OSError:
             return b""
         self._offset += len(data)
         return data
 
-    def _rotated(self) -> bool:
-        """Whether the path names another file by now."""
+    def _pass_over(self, file: int, offset: int) -> None:
+        """Skip to ``offset``; holes that nobody wrote are not counted."""
+        written = min(_next_data(file, self._offset, offset), offset)
+        self.skipped_bytes += offset - written
+        self._go_to(offset)
+
+    def _replaced(self) -> bool:
+        """Whether the path names another file by now that is not empty."""
         assert self._file is not None
         try:
             there = os.stat(self._path)
+            here = os.fstat(self._file)
         except OSError:
             return False
-        here = os.fstat(self._file)
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+        return there.st_size > 0 and (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
-    def _finish_file(self, found: list[bytes]) -> None:
-        if self._part and not self._skipping:
-            found.append(bytes(self._part))
+    def _finish_file(self) -> bytes:
+        """Close the file and return its last line, if it has one without an end."""
+        last = bytes(self._part) + b"\n" if self._part and not self._skipping else b""
         self._part.clear()
         self._skipping = False
         if self._file is not None:
             os.close(self._file)
             self._file = None
+        return last
 
-    def _split(self, data: bytes, found: list[bytes]) -> None:
-        *ended, rest = data.split(b"\n")
-        for line in ended:
-            if self._skipping:
-                self._skipping = False
-            elif len(self._part) + len(line) > MAX_LINE_BYTES:
+    def _whole_lines(self, data: bytes) -> bytes:
+        """The lines that ``data`` completes; the rest of it is kept."""
+        end = self._last_end(data)
+        if end:
+            self._line_offset = self._offset - len(data) + end
+        if b"\0" in data:
+            data, end = self._without_nul(data, end)
+        block, rest = data[:end], data[end:]
+        if block and (self._skipping or len(self._part) + len(block) > MAX_LINE_BYTES):
+            block = self._without_long_line(block)
+        elif block and self._part:
+            block = bytes(self._part) + block
+        if end:
+            self._part.clear()
+        if not self._skipping:
+            self._part += rest
+            if len(self._part) > MAX_LINE_BYTES:
+                self._part.clear()
+                self._skipping = True
                 self.skipped += 1
-            else:
-                found.append(bytes(self._part) + line if self._part else line)
-            self._part.clear()
-        if self._skipping:
-            return
-        self._part += rest
-        if len(self._part) > MAX_LINE_BYTES:
-            self._part.clear()
-            self._skipping = True
-            self.skipped += 1
+        return block
+
+    def _without_nul(self, data: bytes, end: int) -> tuple[bytes, int]:
+        if self._file is not None and not data.strip(b"\0"):
+            self._offset = _next_data(self._file, self._offset, self._offset)
+        whole = data[:end].replace(b"\0", b"")
+        return whole + data[end:].replace(b"\0", b""), len(whole)
+
+    def _without_long_line(self, block: bytes) -> bytes:
+        """``block``, put behind the part that is kept unless that makes too long a line."""
+        first = 1 + min(place for end in self._ends if (place := block.find(end)) >= 0)
+        if not self._skipping and len(self._part) + first - 1 <= MAX_LINE_BYTES:
+            return bytes(self._part) + block
+        self.skipped += not self._skipping
+        self._skipping = False
+        return block[first:]
+
+    def _last_end(self, data: bytes) -> int:
+        r"""How many bytes of ``data`` are whole lines; a last ``\r`` may be half of an end."""
+        last = max(data.rfind(end, 0, len(data) - (end == b"\r")) for end in self._ends)
+        return last + 1
+
+
+def _next_data(file: int, offset: int, otherwise: int) -> int:
+    """Where at or behind ``offset`` there is something else than a hole."""
+    try:
+        return os.lseek(file, offset, os.SEEK_DATA)
+    except OSError:
+        return otherwise

@@ -118,7 +118,7 @@ BAD_LINES = [
     b'"x"',
     b"\xff\xfe\x00",
     b'{"event":"arrival","id":"\xff","t_ns":1}',
-    b'\0{"event":"arrival","id":"z","t_ns":1}',
+    b'\1{"event":"arrival","id":"z","t_ns":1}',
     b'{"event":"landing","id":"z","t_ns":1}',
     b'{"event":["arrival"],"id":"z","t_ns":1}',
     b'{"event":"arrival","t_ns":1}',

@@ -1,0 +1,188 @@
+"""What an engine writes into its log file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+
+from kvprobe.adapter import LogLine, News
+from kvprobe.clock import Moment, WallClock
+from kvprobe.errors import KvprobeError
+from kvprobe.signals import FeedBatch, stamps
+from kvprobe.signals.lines import LineFollower
+from kvprobe.signals.messages import NOT_UNDERSTOOD, MessageReader, Read, plain
+
+MOST_BEHIND_BYTES = 64 << 20
+"""How much of an old log is read, and how far a log may run ahead before some is skipped."""
+_WRAPPED_LINES = 3
+"""A message is in one line or in so many more."""
+_HEAD_CHARS = 200
+"""A line that begins a message has its stamp among so many characters."""
+_DOCKER = '{"log":'
+
+
+class LogFeed:
+    """Satisfies ``signals.Feed``: the lines of a log file that an adapter declares.
+
+    ``understood`` counts messages, ``ignored`` lines with the mark of a message that are none,
+    ``lost`` lines that are too long to be kept.
+
+    Args:
+        path: the log; it may come later.
+        lines: what to look for.
+        now: CLOCK_MONOTONIC in nanoseconds.
+
+    Raises:
+        KvprobeError: ``path`` is no file, or cannot be read.
+    """
+
+    last_word = False
+
+    def __init__(
+        self, path: str, lines: Sequence[LogLine], now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        _check(path)
+        self.name = f"log:{path}"
+        self._file = LineFollower(path, ends=b"\r\n", most_behind_bytes=MOST_BEHIND_BYTES)
+        self._reader = MessageReader(lines)
+        self._now = now
+        self._held = b""
+        self._news: list[News] = []
+        self._understood = self._ignored = 0
+
+    def poll(self, clock: WallClock) -> FeedBatch:
+        """Return what is new; reads some megabytes at most."""
+        for block in self._file.blocks():
+            self._take(block, clock, last=False)
+        return self._batch()
+
+    def close(self, clock: WallClock) -> FeedBatch:
+        """Return the rest, a last line without an end included."""
+        for block in self._file.rest():
+            self._take(block, clock, last=False)
+        self._take(b"", clock, last=True)
+        skipped = self._file.skipped_bytes >> 20
+        most = MOST_BEHIND_BYTES >> 20
+        note = f"{skipped} MiB of the log were not read: older than its last {most} MiB"
+        return self._batch([note] if skipped else [])
+
+    def _batch(self, notes: Sequence[str] = ()) -> FeedBatch:
+        batch = FeedBatch(
+            self._news,
+            understood=self._understood,
+            ignored=self._ignored,
+            lost=self._file.skipped,
+            notes=notes,
+        )
+        self._news, self._understood, self._ignored, self._file.skipped = [], 0, 0, 0
+        return batch
+
+    def _take(self, block: bytes, clock: WallClock, last: bool) -> None:
+        """Read whole lines; a last one that says nothing yet waits for what may be its rest."""
+        block = plain(self._held + block)
+        held = len(block) if last else _line_before(block, len(block))
+        when = _When(clock, self._now())
+        done = 0
+        for start, kinds in sorted(self._reader.hits(block).items()):
+            if start < done:
+                continue  # it belongs to the message above
+            read, done = self._message(block, start, kinds, when)
+            if read is not None:
+                self._news += read.news
+                self._understood += read.messages
+                held = max(held, done)
+            elif done == len(block) and not last:
+                held = min(held, start)
+                break
+            else:
+                self._ignored += 1
+        self._held = block[held:]
+
+    def _message(
+        self, block: bytes, start: int, kinds: set[int], when: _When
+    ) -> tuple[Read | None, int]:
+        """What the line at ``start`` says, alone or with those below; where what was used ends."""
+        line, end = _line(block, start)
+        text, when.received = _unpacked(line)
+        read = self._reader.read(text, kinds, when.written)
+        parts, place = [text], end
+        while place < len(block) and len(parts) <= _WRAPPED_LINES:
+            below, next_place = _line(block, place)
+            if not _continues(below):
+                break
+            if read is not None:
+                number_is_cut = read.end == len(text) and (text[-1:] + below[0]).isdigit()
+                return (None if number_is_cut else read), end
+            parts.append(below)
+            place = next_place
+            for joint in (" ", ""):  # wrapped between words, or just cut
+                read = self._reader.read(joint.join(parts), kinds, when.written)
+                if read is not None:
+                    return read, place
+        return read, end if read is not None or place < len(block) else len(block)
+
+
+class _When:
+    """When messages were written that are read now."""
+
+    def __init__(self, clock: WallClock, now_ns: int) -> None:
+        self._clock = clock
+        self._now_ns = now_ns
+        self._now_wall_ns = time.time_ns()
+        self.received: stamps.Stamp | None = None
+
+    def written(self, text: str, start: int, end: int) -> Moment | None:
+        """By the stamps of the line, and not after now."""
+        stamp = stamps.written(text, start, end, self._now_wall_ns, self.received)
+        if stamp is None:
+            return None
+        earliest_ns, latest_ns = self._clock.moment(*stamp)
+        if earliest_ns <= self._now_ns:
+            latest_ns = min(latest_ns, self._now_ns)
+        return Moment(earliest_ns, latest_ns)
+
+
+def _line(block: bytes, start: int) -> tuple[str, int]:
+    """The line at ``start``, and where the next one begins."""
+    end = block.find(b"\n", start)
+    return block[start:end].decode("utf-8", "replace"), end + 1
+
+
+def _line_before(block: bytes, end: int) -> int:
+    """Where the line begins that ends at ``end``."""
+    return block.rfind(b"\n", 0, max(end - 1, 0)) + 1
+
+
+def _continues(line: str) -> bool:
+    """Whether a line may be the rest of the one above: it has no stamp of its own."""
+    return bool(line) and not line.startswith("{") and not stamps.stamped(line[:_HEAD_CHARS])
+
+
+def _unpacked(line: str) -> tuple[str, stamps.Stamp | None]:
+    """The text of a line, and when a container runtime says that it received it."""
+    if line.startswith(_DOCKER):
+        try:
+            packed = json.loads(line)
+            return packed["log"].rstrip("\n"), stamps.iso(packed["time"])
+        except (RecursionError, *NOT_UNDERSTOOD):
+            pass
+    return line, None
+
+
+def _check(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise KvprobeError(f"cannot read {path}: {error.strerror}", "run as root") from None
+    if not stat.S_ISREG(mode):
+        raise KvprobeError(
+            f"{path} is not a file",
+            "send the engine's output into a file, or name its unit: journal:UNIT",
+        )
+    if not os.access(path, os.R_OK):
+        raise KvprobeError(f"no right to read {path}", "run as root")
