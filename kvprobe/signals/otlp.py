@@ -24,7 +24,7 @@ from kvprobe.signals.otlp_server import Malformed, OtlpServer, Received
 
 SPANS_A_POLL = 2000
 MOST_SPANS_WAITING = 50_000
-MOST_BYTES_WAITING = 64 << 20
+MOST_BYTES_WAITING = 8 << 20
 """Of messages that wait for a poll; more of them are lost, and the exporter is told so."""
 _MOST_WALL_NS = 1 << 62
 

@@ -30,8 +30,11 @@ from kvprobe.signals.listening import cannot_listen
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc  # type: ignore[import-untyped]
 
-MOST_BYTES = 16 << 20
-"""Of one message, as sent and unpacked; exporters send some hundred spans at a time."""
+MOST_BYTES = 4 << 20
+"""Of one message, as sent and unpacked: what a gRPC server takes unless it is told otherwise.
+
+A hostile one of this size takes 100 times as much memory while it is decoded.
+"""
 MOST_CONNECTIONS = 128
 MOST_CALLS = 32
 """gRPC calls at a time."""
