@@ -220,7 +220,7 @@ def _connectors(config: Mapping[str, Any]) -> Iterator[Connector]:
 
 
 def _roots(connector: Connector) -> Iterator[str]:
-    if connector.name == OFFLOADING and not connector.is_llmd:
+    if connector.name == OFFLOADING:
         yield from (
             root
             for tier in connector.tiers

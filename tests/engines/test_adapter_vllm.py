@@ -313,6 +313,19 @@ def test_whatever_a_span_says_its_times_are_in_order(attributes: dict[str, Any])
     assert all(type(count) is int and count >= 0 for count in news.tokens.values())
 
 
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10))
+def test_bounds_of_the_prefill_may_cross(first: float, queue: float, prefill: float) -> None:
+    told = dict(zip(NAMES, (first, queue, prefill), strict=False))
+    span = Span("llm_request", 0, 1, {"gen_ai.request.id": "x", **told})
+    news = read_span(span, lambda wall: Moment(wall, wall))
+    assert isinstance(news, RequestNews)
+    start, end = news.times["prefill_start_ns"], news.times["first_token_ns"].latest_ns
+    assert 0 <= start.earliest_ns <= start.latest_ns <= end == round(first * 1e9)
+    for bound in (queue, first - prefill):
+        inside = min(max(round(bound * 1e9), 0), end)
+        assert start.earliest_ns - 1 <= inside <= start.latest_ns + 1
+
+
 @pytest.mark.parametrize("name", ["", None, 7, b"x"])
 def test_a_span_without_a_request_tells_nothing(name: Any) -> None:
     assert read_span(Span("llm_request", 1, 2, {"gen_ai.request.id": name}), WALL.moment) is None
