@@ -55,6 +55,11 @@ class LineFollower:
         """Where the first line begins that was not handed out."""
         return self._line_offset
 
+    @property
+    def position(self) -> int:
+        """Up to where the file was read."""
+        return self._offset
+
     def lines(self, most_bytes: int | None = READ_BYTES_A_POLL) -> list[bytes]:
         """Lines that are complete by now, without their ends; reads at most ``most_bytes``."""
         found: list[bytes] = []
@@ -92,6 +97,12 @@ class LineFollower:
         yield from self.blocks(None)
         if block := self._finish_file():
             yield block
+
+    def leave(self) -> int:
+        """Close the file, and tell where reading it may go on: the ``offset``."""
+        offset = self._line_offset
+        self._finish_file()
+        return offset
 
     def _open(self) -> bool:
         try:
