@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvprobe.adapter import JsonFiles, LogLine, Metrics, News, RequestNews, Span
-from kvprobe.clock import Moment
+from kvprobe.clock import Moment, whole_ns
 from kvprobe.model import EngineFacts
 
 NAME = "lmcache"
@@ -70,7 +70,7 @@ def read_lookup(line: Mapping[str, Any], moment: Callable[[int], Moment]) -> Seq
         facts,
         RequestNews(
             request,
-            times={"scheduled_ns": moment(round(seconds * 1e9))},
+            times={"scheduled_ns": moment(whole_ns(seconds))},
             tokens={"prompt_tokens": prompt_tokens},
             keys=keys,
             internal=is_internal(request),
