@@ -99,6 +99,7 @@ def find_server(process: Process) -> Server | None:
         model = arguments[0]
     version, cpu_build = _installed(process)
     connectors = tuple(_connectors(options.mapping("kv-transfer-config")))
+    http = http and not (options.has("headless") or options.has("grpc"))
     return Server(process, options, model, connectors, http, version, cpu_build)
 
 

@@ -51,6 +51,35 @@ def test_near_misses(path: str) -> None:
     assert vllm.recognise(path) is None
 
 
+HASH = "8b177e35b852b98bd1298f7d25e45bfb"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/srv/{HASH}/model.safetensors",
+        f"/srv/{HASH}/model-00001-of-00002.safetensors",
+        f"/srv/{HASH}/model.layers.0.safetensors",
+        f"/srv/{HASH[1:]}/model.layers.0.self_attn.attn.safetensors",
+        f"/srv/{HASH}0/model.layers.0.self_attn.attn.safetensors",
+        f"/srv/{HASH}/x/model.layers.0.self_attn.attn.safetensors",
+        "model.layers.0.self_attn.attn.safetensors",
+        "/srv/models/model-rank-0-part-0.safetensors",
+        "/srv/trace.json.rank_0",
+        "/srv/stderr.log.rank_0",
+        "/srv/a.out.gz.rank_1",
+        "/srv/.rank_0",
+        "/srv/x.rank_",
+        "/srv/x.rank_0/y",
+        "/srv/x.rank_0.tmp",
+        "/srv/zero_pp_rank_0",
+        "/srv/x.rank_0\n",
+    ],
+)
+def test_weights_and_logs_are_not_kv_cache(path: str) -> None:
+    assert vllm.recognise(path) is None
+
+
 def test_digest_is_that_of_the_configuration() -> None:
     # vLLM names the folder after the first 12 digits of sha256 of this text; the digits here are
     # what sha256sum prints for it.

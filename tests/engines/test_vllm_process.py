@@ -219,6 +219,8 @@ def test_places(options: list[str], place: str) -> None:
     ("options", "kind"),
     [
         (["--disable-log-stats"], "metrics"),
+        (["--headless"], "metrics"),
+        (["--grpc"], "metrics"),
         (["--otlp-traces-endpoint", "http://otel:4317"], "otlp"),
         ([], "otlp"),
         ([], "log"),
