@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -36,9 +37,9 @@ class CombinedSignal:
         self._now = now
         self._looked_ns = now()
         self._merger = RequestMerger()
-        self.understood: dict[str, int] = {feed.name: 0 for feed in feeds}
-        self.ignored: dict[str, int] = {feed.name: 0 for feed in feeds}
-        self.lost: dict[str, int] = {feed.name: 0 for feed in feeds}
+        self.understood: Counter[str] = Counter()
+        self.ignored: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
 
     @property
     def late(self) -> int:
