@@ -19,7 +19,7 @@ def parse_address(kind: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+    if host == "*" or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise KvprobeError(
             f"{kind}:{text} is no address to listen on", f"{kind}:PORT or {kind}:HOST:PORT"
         )

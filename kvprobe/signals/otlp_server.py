@@ -112,8 +112,8 @@ class OtlpServer:
         """Stop listening; calls that are being answered may end, who is slow is cut."""
         self._http.shutdown()
         self._loop.join()
-        self._grpc.stop(grace=_LOOK_S).wait(_CLOSE_S)
-        self._calls.shutdown(wait=False)
+        ended = self._grpc.stop(grace=_LOOK_S).wait(_CLOSE_S)
+        self._calls.shutdown(wait=ended)
         self._http.server_close()
 
 
@@ -160,6 +160,7 @@ class _Connection(NamedTuple):
 class _HttpServer(ThreadingHTTPServer):
     """A thread a connection, a limit to their number, and an end to each."""
 
+    request_queue_size = MOST_CONNECTIONS
     daemon_threads = True
     block_on_close = False
 
