@@ -79,8 +79,8 @@ class EventSignal:
     def _batch(self, lines: list[bytes], last: bool = False) -> SignalBatch:
         before = self._understood
         taken = sum(self._take(line) for line in lines if line.strip(b" \t\r"))
-        ignored = sum(1 for line in lines if line.strip(b" \t\r")) - taken + self._follower.skipped
-        self._follower.skipped = 0
+        ignored = sum(1 for line in lines if line.strip(b" \t\r")) - taken
+        ignored += self._follower.take_skipped()
         self._release(everything=last)
         batch = SignalBatch(
             self._rows, self._keys, self._engine, self._understood - before, ignored

@@ -230,8 +230,7 @@ class FilesFeed:
             else:
                 self._ignored += 1
         if file.follower is not None:
-            self._lost += file.follower.skipped
-            file.follower.skipped = 0
+            self._lost += file.follower.take_skipped()
 
     def _read(self, line: bytes, readers: Sequence[JsonFiles], clock: WallClock) -> bool:
         try:

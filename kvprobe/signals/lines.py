@@ -11,6 +11,68 @@ READ_BYTES_A_POLL = 8 << 20
 _READ_BYTES = 1 << 20
 
 
+class LineAssembler:
+    r"""Puts pieces of a stream together to blocks of whole lines.
+
+    Args:
+        ends: the bytes that end a line; ``\r\n`` is one end where both are among them.
+    """
+
+    def __init__(self, ends: bytes = b"\n") -> None:
+        self._ends = [ends[i : i + 1] for i in range(len(ends))]
+        self._part = bytearray()
+        self._skipping = False
+        self._skipped = 0
+
+    def add(self, data: bytes) -> bytes:
+        """The lines that ``data`` completes, with their ends; its rest is kept."""
+        end = self.last_end(data)
+        block, rest = data[:end], data[end:]
+        if block:
+            if self._skipping or len(self._part) + len(block) > MAX_LINE_BYTES:
+                block = self._without_long_line(block)
+            elif self._part:
+                block = bytes(self._part) + block
+            self._part.clear()
+        if not self._skipping:
+            self._part += rest
+            if len(self._part) > MAX_LINE_BYTES:
+                self._part.clear()
+                self._skipping = True
+                self._skipped += 1
+        return block
+
+    def last(self) -> bytes:
+        """The last line, with an end that it did not have."""
+        line = bytes(self._part)
+        self.clear()
+        return line + b"\n" if line else b""
+
+    def clear(self, amidst: bool = False) -> None:
+        """Forget what is kept. ``amidst``: a line goes on that is not to be seen."""
+        self._part.clear()
+        self._skipping = amidst
+
+    def take_skipped(self) -> int:
+        """How many lines over ``MAX_LINE_BYTES`` there were since this was asked last."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
+
+    def last_end(self, data: bytes) -> int:
+        r"""How many bytes of ``data`` are whole lines; a last ``\r`` may be half of an end."""
+        last = max(data.rfind(end, 0, len(data) - (end == b"\r")) for end in self._ends)
+        return last + 1
+
+    def _without_long_line(self, block: bytes) -> bytes:
+        """``block`` behind the part that is kept, without its first line where that is too long."""
+        first = 1 + min(place for end in self._ends if (place := block.find(end)) >= 0)
+        if not self._skipping and len(self._part) + first - 1 <= MAX_LINE_BYTES:
+            return bytes(self._part) + block
+        self._skipped += not self._skipping
+        self._skipping = False
+        return block[first:]
+
+
 class LineFollower:
     r"""Complete lines of a file that grows, is rotated (replaced) or truncated, or comes later.
 
@@ -21,12 +83,11 @@ class LineFollower:
 
     Args:
         path: the file.
-        ends: the bytes that end a line; ``\r\n`` is one end where both are among them.
+        ends: the bytes that end a line, see ``LineAssembler``; for ``blocks`` and ``rest``.
         start: the first byte to be read; the rest of a line that began before it is dropped.
         most_behind_bytes: where more than that is unread, all but that is skipped (None: never).
 
     Attributes:
-        skipped: lines over ``MAX_LINE_BYTES``.
         skipped_bytes: how much was passed over by ``most_behind_bytes``.
     """
 
@@ -39,15 +100,12 @@ class LineFollower:
         most_behind_bytes: int | None = None,
     ) -> None:
         self._path = path
-        self._ends = [ends[i : i + 1] for i in range(len(ends))]
+        self._assembler = LineAssembler(ends)
         self._start = start
         self._most_behind_bytes = most_behind_bytes
         self._file: int | None = None
-        self._part = bytearray()
-        self._skipping = False
         self._offset = 0
         self._line_offset = 0
-        self.skipped = 0
         self.skipped_bytes = 0
 
     @property
@@ -59,6 +117,10 @@ class LineFollower:
     def position(self) -> int:
         """Up to where the file was read."""
         return self._offset
+
+    def take_skipped(self) -> int:
+        """How many lines over ``MAX_LINE_BYTES`` there were since this was asked last."""
+        return self._assembler.take_skipped()
 
     def lines(self, most_bytes: int | None = READ_BYTES_A_POLL) -> list[bytes]:
         """Lines that are complete by now, without their ends; reads at most ``most_bytes``."""
@@ -78,13 +140,14 @@ class LineFollower:
         """The same as ``lines``, many at once: each block is whole lines with their ends."""
         left = most_bytes
         while left is None or left > 0:
-            if self._file is None and not self._open():
+            file = self._file if self._file is not None else self._open()
+            if file is None:
                 return
-            replaced = self._replaced()  # asked first: what was written before it is read below
-            data = self._read()
+            replaced = self._replaced(file)  # asked first: what was written before is read below
+            data = self._read(file)
             if data:
                 left = left if left is None else left - len(data)
-                block = self._whole_lines(data)
+                block = self._whole_lines(file, data)
             elif replaced:
                 block = self._finish_file()
             else:
@@ -104,33 +167,31 @@ class LineFollower:
         self._finish_file()
         return offset
 
-    def _open(self) -> bool:
+    def _open(self) -> int | None:
         try:
             # A named pipe would block.
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
-            return False
+            return None
         self._go_to(self._start)
         self._start = 0
-        return True
+        return self._file
 
     def _go_to(self, offset: int) -> None:
         """Go on at ``offset``, or at the next line where that is amidst one."""
-        self._part.clear()
-        self._skipping = offset > 0
+        self._assembler.clear(amidst=offset > 0)
         self._offset = self._line_offset = max(offset - 1, 0)
 
-    def _read(self) -> bytes:
+    def _read(self, file: int) -> bytes:
         """What comes next; as long as there is something it is not empty."""
-        assert self._file is not None
         try:
-            size = os.fstat(self._file).st_size
+            size = os.fstat(file).st_size
             if size < self._offset:  # truncated: what we had is void
                 self._go_to(0)
             most = self._most_behind_bytes
             if most is not None and size - self._offset > most:
-                self._pass_over(self._file, size - most)
-            data = os.pread(self._file, _READ_BYTES, self._offset)
+                self._pass_over(file, size - most)
+            data = os.pread(file, _READ_BYTES, self._offset)
         except OSError:
             return b""
         self._offset += len(data)
@@ -142,67 +203,31 @@ class LineFollower:
         self.skipped_bytes += offset - written
         self._go_to(offset)
 
-    def _replaced(self) -> bool:
+    def _replaced(self, file: int) -> bool:
         """Whether the path names another file by now that is not empty."""
-        assert self._file is not None
         try:
             there = os.stat(self._path)
-            here = os.fstat(self._file)
+            here = os.fstat(file)
         except OSError:
             return False
         return there.st_size > 0 and (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
 
     def _finish_file(self) -> bytes:
         """Close the file and return its last line, if it has one without an end."""
-        last = bytes(self._part) + b"\n" if self._part and not self._skipping else b""
-        self._part.clear()
-        self._skipping = False
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        return last
+        return self._assembler.last()
 
-    def _whole_lines(self, data: bytes) -> bytes:
-        """The lines that ``data`` completes; the rest of it is kept."""
-        end = self._last_end(data)
-        if end:
+    def _whole_lines(self, file: int, data: bytes) -> bytes:
+        """The lines that ``data`` completes."""
+        if end := self._assembler.last_end(data):
             self._line_offset = self._offset - len(data) + end
         if b"\0" in data:
-            data, end = self._without_nul(data, end)
-        block, rest = data[:end], data[end:]
-        if block and (self._skipping or len(self._part) + len(block) > MAX_LINE_BYTES):
-            block = self._without_long_line(block)
-        elif block and self._part:
-            block = bytes(self._part) + block
-        if end:
-            self._part.clear()
-        if not self._skipping:
-            self._part += rest
-            if len(self._part) > MAX_LINE_BYTES:
-                self._part.clear()
-                self._skipping = True
-                self.skipped += 1
-        return block
-
-    def _without_nul(self, data: bytes, end: int) -> tuple[bytes, int]:
-        if self._file is not None and not data.strip(b"\0"):
-            self._offset = _next_data(self._file, self._offset, self._offset)
-        whole = data[:end].replace(b"\0", b"")
-        return whole + data[end:].replace(b"\0", b""), len(whole)
-
-    def _without_long_line(self, block: bytes) -> bytes:
-        """``block``, put behind the part that is kept unless that makes too long a line."""
-        first = 1 + min(place for end in self._ends if (place := block.find(end)) >= 0)
-        if not self._skipping and len(self._part) + first - 1 <= MAX_LINE_BYTES:
-            return bytes(self._part) + block
-        self.skipped += not self._skipping
-        self._skipping = False
-        return block[first:]
-
-    def _last_end(self, data: bytes) -> int:
-        r"""How many bytes of ``data`` are whole lines; a last ``\r`` may be half of an end."""
-        last = max(data.rfind(end, 0, len(data) - (end == b"\r")) for end in self._ends)
-        return last + 1
+            data = data.replace(b"\0", b"")
+            if not data:
+                self._offset = _next_data(file, self._offset, self._offset)
+        return self._assembler.add(data)
 
 
 def _next_data(file: int, offset: int, otherwise: int) -> int:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvprobe.adapter import LogLine, News
-from kvprobe.clock import Moment, WallClock
+from kvprobe.clock import WallClock
 from kvprobe.errors import KvprobeError
 from kvprobe.signals import FeedBatch, stamps
 from kvprobe.signals.lines import LineFollower
-from kvprobe.signals.messages import NOT_UNDERSTOOD, MessageReader, Read, plain
+from kvprobe.signals.messages import NOT_UNDERSTOOD, LineClock, MessageReader, Read, plain
 
 MOST_BEHIND_BYTES = 64 << 20
 """How much of an old log is read, and how far a log may run ahead before some is skipped."""
@@ -74,17 +74,17 @@ class LogFeed:
             self._news,
             understood=self._understood,
             ignored=self._ignored,
-            lost=self._file.skipped,
+            lost=self._file.take_skipped(),
             notes=notes,
         )
-        self._news, self._understood, self._ignored, self._file.skipped = [], 0, 0, 0
+        self._news, self._understood, self._ignored = [], 0, 0
         return batch
 
     def _take(self, block: bytes, clock: WallClock, last: bool) -> None:
         """Read whole lines; a last one that says nothing yet waits for what may be its rest."""
         block = plain(self._held + block)
         held = len(block) if last else _line_before(block, len(block))
-        when = _When(clock, self._now())
+        when = LineClock(clock, self._now())
         done = 0
         for start, kinds in sorted(self._reader.hits(block).items()):
             if start < done:
@@ -102,47 +102,28 @@ class LogFeed:
         self._held = block[held:]
 
     def _message(
-        self, block: bytes, start: int, kinds: set[int], when: _When
+        self, block: bytes, start: int, kinds: set[int], when: LineClock
     ) -> tuple[Read | None, int]:
         """What the line at ``start`` says, alone or with those below; where what was used ends."""
         line, end = _line(block, start)
-        text, when.received = _unpacked(line)
-        read = self._reader.read(text, kinds, when.written)
+        text, received = _unpacked(line)
+        when.receive(received)
+        read = self._reader.read(text, kinds, when)
+        if read is not None:
+            return (None if _cuts_number(text, read.end, block, end) else read), end
         parts, place = [text], end
-        while place < len(block) and len(parts) <= _WRAPPED_LINES:
-            below, next_place = _line(block, place)
+        while len(parts) <= _WRAPPED_LINES:
+            if place == len(block):
+                return None, place  # more of it may come
+            below, place = _line(block, place)
             if not _continues(below):
                 break
-            if read is not None:
-                number_is_cut = read.end == len(text) and (text[-1:] + below[0]).isdigit()
-                return (None if number_is_cut else read), end
             parts.append(below)
-            place = next_place
             for joint in (" ", ""):  # wrapped between words, or just cut
-                read = self._reader.read(joint.join(parts), kinds, when.written)
+                read = self._reader.read(joint.join(parts), kinds, when)
                 if read is not None:
                     return read, place
-        return read, end if read is not None or place < len(block) else len(block)
-
-
-class _When:
-    """When messages were written that are read now."""
-
-    def __init__(self, clock: WallClock, now_ns: int) -> None:
-        self._clock = clock
-        self._now_ns = now_ns
-        self._now_wall_ns = time.time_ns()
-        self.received: stamps.Stamp | None = None
-
-    def written(self, text: str, start: int, end: int) -> Moment | None:
-        """By the stamps of the line, and not after now."""
-        stamp = stamps.written(text, start, end, self._now_wall_ns, self.received)
-        if stamp is None:
-            return None
-        earliest_ns, latest_ns = self._clock.moment(*stamp)
-        if earliest_ns <= self._now_ns:
-            latest_ns = min(latest_ns, self._now_ns)
-        return Moment(earliest_ns, latest_ns)
+        return None, end
 
 
 def _line(block: bytes, start: int) -> tuple[str, int]:
@@ -154,6 +135,16 @@ def _line(block: bytes, start: int) -> tuple[str, int]:
 def _line_before(block: bytes, end: int) -> int:
     """Where the line begins that ends at ``end``."""
     return block.rfind(b"\n", 0, max(end - 1, 0)) + 1
+
+
+def _cuts_number(text: str, end_of_message: int, block: bytes, end_of_line: int) -> bool:
+    """Whether the last number of a message may go on in the line below."""
+    return (
+        end_of_message == len(text)
+        and text[-1:].isdigit()
+        and block[end_of_line : end_of_line + 1].isdigit()
+        and _continues(_line(block, end_of_line)[0])
+    )
 
 
 def _continues(line: str) -> bool:

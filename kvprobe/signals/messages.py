@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvprobe.adapter import LogLine, News
-from kvprobe.clock import Moment
+from kvprobe.clock import Moment, WallClock
+from kvprobe.signals import stamps
+from kvprobe.signals.stamps import Stamp
 
 NOT_UNDERSTOOD = (
     KeyError,
@@ -66,6 +69,33 @@ def _unwrapped(block: bytes) -> bytes:
     return b" ".join([*parts, block[place:]])
 
 
+class LineClock:
+    """Tells when lines were written that are read at ``now_ns`` (CLOCK_MONOTONIC)."""
+
+    def __init__(self, clock: WallClock, now_ns: int) -> None:
+        self._clock = clock
+        self._now_ns = now_ns
+        self._now_wall_ns = time.time_ns()
+        self._received: Stamp | None = None
+        self._received_moment: Moment | None = None
+
+    def receive(self, stamp: Stamp | None, moment: Moment | None = None) -> None:
+        """The next line was received then by who keeps it; ``moment`` is the same, if known."""
+        self._received, self._received_moment = stamp, moment
+
+    def written(self, text: str, start: int, end: int) -> Moment | None:
+        """When the message at ``text[start:end]`` was written, and that is not after now."""
+        stamp = stamps.written(text, start, end, self._now_wall_ns, self._received)
+        if stamp is None:
+            return None
+        if stamp is self._received and self._received_moment is not None:
+            return self._received_moment
+        earliest_ns, latest_ns = self._clock.moment(*stamp)
+        if earliest_ns <= self._now_ns:
+            latest_ns = min(latest_ns, self._now_ns)
+        return Moment(earliest_ns, latest_ns)
+
+
 class Read(NamedTuple):
     """What was read of one text: ``messages`` so many, the last of which ends at ``end``."""
 
@@ -110,16 +140,14 @@ class MessageReader:
         """The kinds of line whose marks are in ``text``."""
         return {place for place, line in enumerate(self._lines) if line.mark in text}
 
-    def read(
-        self, text: str, kinds: set[int], written: Callable[[str, int, int], Moment | None]
-    ) -> Read | None:
+    def read(self, text: str, kinds: set[int], when: LineClock) -> Read | None:
         """All messages in ``text``: interleaved writers put several on a line. None: there is none.
 
         Args:
             text: one line.
             kinds: the kinds of line that are tried, in the order in which they are declared; no
                 message is read twice.
-            written: tells of a text, start and end of a message when it was written.
+            when: tells when the line was written.
         """
         news: list[News] = []
         taken: list[tuple[int, int]] = []
@@ -130,7 +158,7 @@ class MessageReader:
                 if any(start < other_end and other < end for other, other_end in taken):
                     continue
                 try:
-                    said = line.read(match, written(text, start, end))
+                    said = line.read(match, when.written(text, start, end))
                 except NOT_UNDERSTOOD:
                     continue
                 taken.append((start, end))
