@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvprobe.adapter import News, RequestNews, Sample, Span
+from kvprobe.adapter import News, RequestNews, Sample, SignalPlace, Span
 from kvprobe.clock import ClockSample, Moment, WallClock
+from kvprobe.engines import vllm
 from kvprobe.engines._vllm_signals import LOG_LINES, METRICS, read_span
 from kvprobe.model import EngineFacts
 from kvprobe.signals.merge import RequestMerger
+from kvprobe.signals.places import open_places
 
 DATA = Path(__file__).parents[1] / "data" / "engines" / "vllm"
 SHARP = Moment(5_000_000_000, 5_000_002_000)
@@ -211,6 +213,19 @@ def test_lines_that_tell_of_the_engine() -> None:
                 prefetch=False,
             )
         ]
+
+
+def test_a_followed_log_gives_the_same_rows(tmp_path: Path) -> None:
+    text = (DATA / "restart-debug.log").read_bytes()
+    path = tmp_path / "vllm.log"
+    path.write_bytes(text[: len(text) // 2])
+    signal = open_places([SignalPlace("log", str(path))], [vllm.ENGINE])
+    signal.poll()
+    path.write_bytes(text)
+    rows = signal.close().requests
+    found = {row["id"].split("-")[1]: row["offload_hit_tokens"] for row in rows}
+    assert found == {"p1": 896, "p2": 3840, "p3": 0, "q1": 0, "q2": 3840}
+    assert list(signal.understood.values()) == [len(hear(log("restart-debug.log")))]
 
 
 def test_nothing_else_of_real_logs_is_taken_for_news() -> None:
