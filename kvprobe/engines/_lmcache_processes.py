@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -158,7 +159,7 @@ def _runs_lmcache(process: Process, options: Options) -> bool:
 
 
 def _in_process(process: Process, options: Options) -> RunningEngine:
-    settings = _settings(process)
+    settings = _settings(process) | _connector_settings(options.mapping("kv-transfer-config"))
     roots = _folders(settings, process.folder)
     chunk = integer(settings.get("chunk_size")) or CHUNK_TOKENS
     extra = json_object(settings.get("extra_config"))
@@ -233,6 +234,17 @@ def _settings(process: Process) -> dict[str, str]:
         if name.startswith("LMCACHE_") and name != "LMCACHE_CONFIG_FILE":
             found[name[len("LMCACHE_") :].lower()] = value
     return found
+
+
+def _connector_settings(connector: Mapping[str, Any]) -> dict[str, str]:
+    """What ``kv_connector_extra_config`` says as ``lmcache.NAME``; it goes before all others."""
+    extra = connector.get("kv_connector_extra_config")
+    named = extra.items() if isinstance(extra, dict) else ()
+    return {
+        name.removeprefix("lmcache."): value if isinstance(value, str) else json.dumps(value)
+        for name, value in named
+        if name.startswith("lmcache.")
+    }
 
 
 def _scalar(text: str) -> str:

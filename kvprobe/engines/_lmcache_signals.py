@@ -184,7 +184,7 @@ LOG_LINES = (
         re.compile(
             rf"Reqid: (?P<id>{_REQUEST}), Total tokens (?P<total>{_N}), "
             rf"(?:Inference Engine computed tokens: (?P<computed>{_N}), )?"
-            rf"LMCache hit tokens: {_N}, need to load: (?P<load>-?{_N})"
+            rf"LMCache hit tokens: {_N}, (?:but )?need to load: (?P<load>-?{_N})"
             r"(?P<skipped> < min_retrieve)?"
         ),
         _read_hits,

@@ -87,9 +87,9 @@ def _shape(options: Options, backend: str | None, page: int | None) -> str:
 def _roots(process: Process, options: Options, backend: str | None) -> tuple[str, ...]:
     environment, extra = process.environment, _extra(process, options)
     if backend == "file":
-        named = words(extra.get("file_storage_path"))
-        named = named or environment.get("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR")
-        texts = [named or "/tmp/hicache"]
+        named = environment.get("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR")
+        named = named or words(extra.get("file_storage_path"))
+        texts = [named or options.text("file-storage-path") or "/tmp/hicache"]
     elif backend == "nixl":
         named = environment.get("SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR")
         texts = (named or "/tmp/hicache_storage").split(",")

@@ -27,8 +27,8 @@ _TIERS = {
 def read_request(line: Mapping[str, Any], moment: Callable[[int], Moment]) -> Sequence[News]:
     """One finished request (``--export-metrics-to-file``): the engine's ``meta_info`` of it.
 
-    Its times are wall clock seconds, made from CLOCK_MONOTONIC readings. The scheduler has the
-    first token when the prefill is finished; the client gets it a little later.
+    Its times are wall clock seconds, made from CLOCK_MONOTONIC readings. Versions that do not say
+    how long the first token took have it when the prefill is finished.
 
     Raises:
         KeyError, ValueError: the object is no request.
@@ -47,23 +47,35 @@ def read_request(line: Mapping[str, Any], moment: Callable[[int], Moment]) -> Se
         if (wall_ns := _wall_ns(line.get(name))) is not None
         for column in of
     }
+    first_ns = _duration_ns(line.get("first_token_latency"))
+    if first_ns and "arrival_ns" in times:
+        times["first_token_ns"] = times["arrival_ns"].later(first_ns)
     return [RequestNews(request, times, _tokens(line), finished=True)]
 
 
-def _wall_ns(seconds: object) -> int | None:
-    if not isinstance(seconds, (int, float)) or not 0 < seconds < _MOST_SECONDS:
+def _duration_ns(seconds: object) -> int | None:
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < _MOST_SECONDS:
         return None
     return whole_ns(seconds)
 
 
+def _wall_ns(seconds: object) -> int | None:
+    return _duration_ns(seconds) or None  # 0 is what was not measured
+
+
 def _tokens(line: Mapping[str, Any]) -> dict[str, int]:
-    """Token counts; a tier that is not named had nothing if the others are all that was found."""
+    """Token counts; a tier that is not named had nothing if the others are all that was found.
+
+    Tiers are not named at all where nothing was found.
+    """
     prompt, cached = _count(line.get("prompt_tokens")), _count(line.get("cached_tokens"))
     tokens = {} if prompt is None else {"prompt_tokens": prompt}
     if prompt is not None and cached is not None and cached <= prompt:
         tokens["computed_tokens"] = prompt - cached
     details = line.get("cached_tokens_details")
-    if isinstance(details, Mapping):
+    if cached == 0:
+        tokens |= dict.fromkeys(_TIERS.values(), 0)
+    elif isinstance(details, Mapping):
         found = {
             column: count
             for tier, column in _TIERS.items()
@@ -93,6 +105,15 @@ def _read_prefetch(match: re.Match[str], written: Moment | None) -> News | None:
     return RequestNews(match["id"], tokens={"storage_hit_tokens": loaded})
 
 
+def _read_filled(match: re.Match[str], written: Moment | None) -> News | None:
+    """Host memory only passes through (``--hicache-host-memory-mode buffer_only``)."""
+    return RequestNews(match["id"], tokens={"storage_hit_tokens": int(match["tokens"])})
+
+
+def _read_declined(match: re.Match[str], written: Moment | None) -> News | None:
+    return RequestNews(match["id"], tokens={"storage_hit_tokens": 0})
+
+
 def _read_old_prefetch(match: re.Match[str], written: Moment | None) -> News | None:
     return RequestNews(match["id"], tokens={"storage_hit_tokens": int(match["tokens"])})
 
@@ -109,6 +130,21 @@ LOG_LINES = (
             rf"matched={_N} loaded=(?P<loaded>{_N})(?= |$)"
         ),
         _read_prefetch,
+    ),
+    LogLine(
+        "prefetch without a tier in host memory",
+        "HiCache prefetch fill committed ",
+        re.compile(
+            rf"HiCache prefetch fill committed req=(?P<id>{_REQUEST}) "
+            rf"filled=(?P<tokens>{_N})(?= |$)"
+        ),
+        _read_filled,
+    ),
+    LogLine(
+        "prefetch declined",
+        "HiCache prefetch declined ",
+        re.compile(rf"HiCache prefetch declined req=(?P<id>{_REQUEST}) reason="),
+        _read_declined,
     ),
     LogLine(
         "prefetch (up to 0.5.12, DEBUG)",
@@ -136,9 +172,9 @@ def read_span(span: Span, moment: Callable[[int], Moment]) -> News | None:
         return None
     arrival = moment(span.start_wall_ns)
     times = {"arrival_ns": arrival}
-    first = said.get("gen_ai.latency.time_to_first_token")
-    if isinstance(first, (int, float)) and 0 <= first < _MOST_SECONDS:
-        times["first_token_ns"] = arrival.later(whole_ns(first))
+    first_ns = _duration_ns(said.get("gen_ai.latency.time_to_first_token"))
+    if first_ns is not None:
+        times["first_token_ns"] = arrival.later(first_ns)
     tokens = _tokens(
         {
             "prompt_tokens": said.get("gen_ai.usage.prompt_tokens"),

@@ -433,7 +433,7 @@ def test_a_recorded_log_in_process() -> None:
         ),
         (
             "Total tokens 1997, Inference Engine computed tokens: 0, LMCache hit tokens: 131, "
-            "need to load: 131 < min_retrieve 257, skip retrieve",
+            "but need to load: 131 < min_retrieve 257, skip retrieve but record for save skip",
             (1997, 0, 0),
         ),
     ],
@@ -731,6 +731,25 @@ def test_in_process_by_environment() -> None:
         ),
     ):
         assert detect(other) is None
+
+
+def test_the_connectors_own_settings_go_first() -> None:
+    connector = {
+        "kv_connector": "LMCacheConnectorV1",
+        "kv_connector_extra_config": {
+            "lmcache.chunk_size": 131,
+            "lmcache.local_disk": "/srv/kv/c",
+            "lmcache.max_local_disk_size": 7,
+            "lmcache.extra_config": {"use_odirect": True},
+            "other": 1,
+        },
+    }
+    words = ("vllm", "serve", "m", "--kv-transfer-config", json.dumps(connector))
+    found = detect(process(*words, LMCACHE_CHUNK_SIZE="257", LMCACHE_LOCAL_DISK="/srv/kv/e"))
+    assert found is not None and found.facts is not None
+    assert found.roots == ("/srv/kv/c",)
+    assert (found.facts.unit_tokens, found.facts.direct) == (131, True)
+    assert len(found.advice) == 2
 
 
 def test_in_process_in_sglang_and_among_several() -> None:

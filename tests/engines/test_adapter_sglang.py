@@ -186,6 +186,25 @@ def test_file_names_of_the_request_metrics() -> None:
         assert names.fullmatch(other) is None
 
 
+def test_nothing_was_found() -> None:
+    tokens = read_request(request(cached_tokens=0, cached_tokens_details=None)).tokens
+    assert dict(tokens) == {
+        "prompt_tokens": 1997,
+        "computed_tokens": 1997,
+        "device_hit_tokens": 0,
+        "host_hit_tokens": 0,
+        "storage_hit_tokens": 0,
+    }
+
+
+def test_the_first_token_took_what_the_engine_says() -> None:
+    times = read_request(request(first_token_latency=0.503)).times
+    assert times["first_token_ns"].middle_ns == RECEIVED_NS + 503_000_000
+    assert times["prefill_end_ns"].middle_ns == RECEIVED_NS + 500_000_000
+    times = read_request(request(first_token_latency=0.503, request_received_ts=None)).times
+    assert times["first_token_ns"].middle_ns == RECEIVED_NS + 500_000_000
+
+
 def test_a_whole_request() -> None:
     news = read_request(request())
     assert (news.id, news.internal, news.finished, news.keys) == ("a1b2", False, True, ())
@@ -266,6 +285,9 @@ STAMP = "[2026-12-01 17:26:40 TP3] "
          "loaded=390 tail_release=2 occupied=11008", "a1b2", 390),
         ("HiCache prefetch dropped req=a1b2 completed=523 matched=131 loaded=392 occupied=17",
          "a1b2", 0),
+        ("HiCache prefetch fill committed req=a1b2 filled=523 occupied=17 locked=3", "a1b2", 523),
+        ("HiCache prefetch declined req=a1b2 reason=unservable_prefix device_prefix=0 hit=17",
+         "a1b2", 0),
         ("Prefetch 0c34259f completed with 523 tokens", "0c34259f", 523),
         ("HiCache prefetch success req=cmpl-x-0 completed=0 matched=0 loaded=0", "cmpl-x-0", 0),
     ],
@@ -279,7 +301,9 @@ def test_prefetches(line: str, name: str, tokens: int) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "HiCache prefetch declined req=a1b2 reason=too_short",
+        "HiCache prefetch declined req= reason=unservable_prefix",
+        "HiCache prefetch fill committed req=a1b2 filled= occupied=17 locked=3",
+        "HiCache prefetch dropped 523-token refill under un-backed-up node 17",
         "HiCache prefetch success req= completed=523 matched=131 loaded=392 occupied=17",
         "HiCache prefetch success req=a1b2 completed=523 matched=131 loaded=",
         "HiCache prefetch success req=a1b2 completed=523 matched=131 loaded=3x",
@@ -433,6 +457,13 @@ def test_a_server_with_nothing_is_given_advice() -> None:
         ("file", "", {}, ("/tmp/hicache",), False),
         ("file", '{"file_storage_path": "kv/a"}', {}, ("/srv/kv/a",), False),
         ("file", '{"prefetch_threshold": 17}', {}, ("/tmp/hicache",), False),
+        (
+            "file",
+            '{"file_storage_path": "/a"}',
+            {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "/b"},
+            ("/b",),
+            False,
+        ),
         ("file", "@extra.json", {}, ("/tmp/hicache",), False),
         ("nixl", "", {}, ("/tmp/hicache_storage",), True),
         (
@@ -461,6 +492,12 @@ def test_storage(
     assert found.roots == roots
     assert (found.facts.direct, found.facts.prefetch) == (direct, True)
     assert found.facts.reads_in_flight == (1 if backend == "file" else None)
+
+
+def test_a_folder_by_an_option() -> None:
+    words = ("--hicache-storage-backend", "file", "--file-storage-path", "/srv/kv/o")
+    found = detect(process(*LAUNCH, *words))
+    assert found is not None and found.roots == ("/srv/kv/o",)
 
 
 def test_extra_configuration_in_a_file(tmp_path: Path) -> None:
