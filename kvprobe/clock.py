@@ -107,6 +107,8 @@ class WallClock:
 
     def moment(self, wall_ns: int, width_ns: int = 0) -> Moment:
         """When the wall clock showed ``wall_ns``, or some value less than ``width_ns`` above it."""
+        if len(self._epochs) == 1:
+            return self._epochs[0].moment(wall_ns, width_ns)
         whole = [epoch.moment(wall_ns, width_ns) for epoch in self._epochs]
         ends = [epoch.first_ns for epoch in self._epochs[1:]] + [None]
         fitting = [
