@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -32,6 +33,7 @@ MOST_LINE_CHARS = 16 << 10
 MOST_SAMPLES = 10_000
 """Of those that an adapter wants, on one page; vLLM has some hundred."""
 MOST_ROWS_WAITING = 200_000
+_LOOK_S = 0.02
 _ACCEPT = "text/plain; version=0.0.4"
 _OPENMETRICS = "application/openmetrics-text"
 _PIECE = 1 << 16
@@ -69,6 +71,7 @@ class MetricsFeed:
         self._metrics = metrics
         self._reader = _Reader(lambda name: any(m.keep.match(name) for m in metrics))
         self._rows = _Rows()
+        self._came, self._why = False, ""
         self._said: list[EngineFacts | None] = [None] * len(metrics)
         self._batches: deque[FeedBatch] = deque()
         self._waiting = 0
@@ -89,14 +92,16 @@ class MetricsFeed:
             understood=sum(batch.understood for batch in batches),
             ignored=sum(batch.ignored for batch in batches),
             lost=sum(batch.lost for batch in batches),
+            notes=[note for batch in batches for note in batch.notes],
         )
 
     def close(self, clock: WallClock) -> FeedBatch:
         """Scrape a last time, wait at most some seconds for it, and return the rest."""
         self._stop.set()
-        self._thread.join(TIMEOUT_S)
-        self._page.cut()
-        self._thread.join(2 * LAST_TIMEOUT_S)
+        until = time.monotonic() + TIMEOUT_S + LAST_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < until:
+            self._page.cut_if_late()
+            self._thread.join(_LOOK_S)
         return self.poll(clock)
 
     def _run(self) -> None:
@@ -110,15 +115,18 @@ class MetricsFeed:
                 pause_s = min(INTERVAL_S * 2**failures, LONGEST_PAUSE_S)
                 failures = min(failures + 1, 16)
         self._scrape(LAST_TIMEOUT_S)
-        self._put(FeedBatch(counters=self._rows.last()))
+        never = () if self._came else (f"no page came from {self.name}: {self._why}",)
+        self._put(FeedBatch(counters=self._rows.last(), notes=never))
 
     def _scrape(self, timeout_s: float) -> bool:
         """Fetch the page and take what is new on it; False if it cannot be had."""
         try:
             page = self._page.fetch(timeout_s)
-        except (OSError, http.client.HTTPException, ValueError):
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._why = _in_words(error)
             self._put(FeedBatch(ignored=1))
             return False
+        self._came = True
         samples, ignored = self._reader.samples(page)
         self._put(
             FeedBatch(
@@ -145,8 +153,7 @@ class MetricsFeed:
 
     def _put(self, batch: FeedBatch) -> None:
         if self._waiting + len(batch.counters) > MOST_ROWS_WAITING:
-            lost = len(batch.counters)
-            batch = FeedBatch(batch.news, (), batch.understood, batch.ignored, lost)
+            batch = replace(batch, counters=(), lost=len(batch.counters))
         self._waiting += len(batch.counters)
         self._batches.append(batch)
 
@@ -161,7 +168,7 @@ class _Page(NamedTuple):
 
 
 class _PageAt:
-    """Fetches one page. ``cut`` and ``cut_if_late`` are for other threads."""
+    """Fetches one page. ``cut_if_late`` is for other threads."""
 
     def __init__(self, url: SplitResult) -> None:
         self._url = url
@@ -191,6 +198,8 @@ class _PageAt:
                 if response.status != http.client.OK:
                     raise ValueError(f"status {response.status}")
                 body = self._body(response)
+                if time.monotonic() > self._deadline:  # what was cut looks like an end
+                    raise TimeoutError
                 return _Page(time_ns, response.headers.get("Content-Type", ""), body)
         finally:
             self._socket, self._deadline = None, math.inf
@@ -201,24 +210,28 @@ class _PageAt:
         while data := response.read1(_PIECE):
             body += data
             if len(body) > MOST_BYTES:
-                raise ValueError("too long")
+                raise ValueError("the page is too long")
             if time.monotonic() > self._deadline:
                 raise TimeoutError
-        if response.length:
-            raise ValueError("cut")
+        if response.length or not body:
+            raise ValueError("the page is cut")
         return bytes(body)
 
     def cut_if_late(self) -> None:
         """End a fetch that is late: a server that sends byte by byte meets no timeout."""
-        if time.monotonic() > self._deadline:
-            self.cut()
-
-    def cut(self) -> None:
-        """End the fetch that is under way."""
         open_socket = self._socket
-        if open_socket is not None:
+        if open_socket is not None and time.monotonic() > self._deadline:
             with suppress(OSError):
                 open_socket.shutdown(socket.SHUT_RDWR)
+
+
+def _in_words(error: Exception) -> str:
+    """Why there is no page, without what a stranger's server may have written."""
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
+        return "it does not speak HTTP"
+    if isinstance(error, TimeoutError):
+        return "too slow"
+    return (getattr(error, "strerror", None) or str(error))[:100]
 
 
 def _checked(url: str) -> SplitResult:
