@@ -198,10 +198,14 @@ class LineFollower:
         return data
 
     def _pass_over(self, file: int, offset: int) -> None:
-        """Skip to ``offset``; holes that nobody wrote are not counted."""
-        written = min(_next_data(file, self._offset, offset), offset)
-        self.skipped_bytes += offset - written
-        self._go_to(offset)
+        """Skip to ``offset``, or over a hole that nobody wrote."""
+        data = _next_data(file, self._offset, offset)
+        if data >= offset:
+            self._assembler.clear()
+            self._offset = self._line_offset = data
+        else:
+            self.skipped_bytes += offset - data
+            self._go_to(offset)
 
     def _replaced(self, file: int) -> bool:
         """Whether the path names another file by now that is not empty."""

@@ -89,7 +89,7 @@ class LogFeed:
         for start, kinds in sorted(self._reader.hits(block).items()):
             if start < done:
                 continue  # it belongs to the message above
-            read, done = self._message(block, start, kinds, when)
+            read, done = self._message(block, done, start, kinds, when)
             if read is not None:
                 self._news += read.news
                 self._understood += read.messages
@@ -102,28 +102,44 @@ class LogFeed:
         self._held = block[held:]
 
     def _message(
-        self, block: bytes, start: int, kinds: set[int], when: LineClock
+        self, block: bytes, done: int, start: int, kinds: set[int], when: LineClock
     ) -> tuple[Read | None, int]:
-        """What the line at ``start`` says, alone or with those below; where what was used ends."""
+        """What the line at ``start`` says, alone or with its neighbours; where those end.
+
+        Lines before ``done`` belong to other messages.
+        """
         line, end = _line(block, start)
         text, received = _unpacked(line)
         when.receive(received)
         read = self._reader.read(text, kinds, when)
         if read is not None:
             return (None if _cuts_number(text, read.end, block, end) else read), end
-        parts, place = [text], end
-        while len(parts) <= _WRAPPED_LINES:
-            if place == len(block):
-                return None, place  # more of it may come
-            below, place = _line(block, place)
-            if not _continues(below):
-                break
-            parts.append(below)
-            for joint in (" ", ""):  # wrapped between words, or just cut
+        parts, place = [*_above(block, done, start, text), text], end
+        for below in range(_WRAPPED_LINES + 1):
+            if below:
+                if place == len(block):
+                    return None, place  # more of it may come
+                line, place = _line(block, place)
+                if not _continues(line):
+                    break
+                parts.append(line)
+            for joint in (" ", "") if len(parts) > 1 else ():  # wrapped between words, or just cut
                 read = self._reader.read(joint.join(parts), kinds, when)
                 if read is not None:
                     return read, place
         return None, end
+
+
+def _above(block: bytes, done: int, start: int, text: str) -> list[str]:
+    """The lines that the one at ``start`` may go on from."""
+    lines: list[str] = []
+    while start > done and len(lines) < _WRAPPED_LINES and _continues(text):
+        start = _line_before(block, start)
+        text = _line(block, start)[0]
+        if not text:
+            break
+        lines.insert(0, text)
+    return lines
 
 
 def _line(block: bytes, start: int) -> tuple[str, int]:

@@ -36,7 +36,7 @@ _ESCAPE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Escape sequences of ECMA-48; of one that is broken only the escape character."""
+"""Escape sequences of ECMA-48; of one that is broken only how it begins."""
 _INDENTED = re.compile(rb"\n {8,}(?=[^ \n])")
 _INDENT = b"\n" + 8 * b" "
 _SOURCE_COLUMN = re.compile(rb" {2,}[\w./-]{1,60}:\d+ *\Z")
