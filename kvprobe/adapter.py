@@ -108,14 +108,29 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Total:
+    """A counter of the engine that kvprobe has a figure of its own for.
+
+    ``name`` is engine-neutral: ``read_bytes``, ``chunk_hits`` (files found by look-ups),
+    ``prompt_tokens``, ``device_hit_tokens``, ``offload_hit_tokens``. ``metric`` is the sample's
+    name, ``labels`` are patterns that its labels must match as a whole.
+    """
+
+    name: str
+    metric: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Metrics:
     """What of an engine's Prometheus page matters, and what it tells of the engine itself.
 
-    ``keep`` is matched from the start of a sample's name.
+    ``keep`` is matched from the start of a sample's name. ``totals`` are among what is kept.
     """
 
     keep: re.Pattern[str]
     facts: Callable[[Sequence[Sample]], EngineFacts | None] | None = None
+    totals: tuple[Total, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,14 @@ def _capture(manifest: Manifest, ledger: Ledger) -> Document:
         "devices": [d.name for d in manifest.devices],
         "engine": asdict(manifest.engine) if manifest.engine else None,
         "signal": {"understood": manifest.signal_understood, "ignored": manifest.signal_ignored},
+        "engine_totals": [asdict(total) for total in ledger.totals],
         "clock": asdict(manifest.clock),
-        "notes": [*notes.outages(ledger), *manifest.notes, *notes.left_out(ledger)],
+        "notes": [
+            *notes.outages(ledger),
+            *manifest.notes,
+            *notes.left_out(ledger),
+            *notes.compared(ledger),
+        ],
         "filters": asdict(manifest.filters),
     }
 
@@ -210,9 +216,11 @@ def _request(account: Account) -> Document:
         "id": account.id,
         "t_arrival_ns": account.arrival_ns if account.arrival_ns >= 0 else None,
         "ttft_ns": account.ttft_ns,
+        "uncertainty_ns": account.uncertainty_ns,
         "tokens": {
             "prompt": account.prompt_tokens,
             "device_hit": account.device_hit_tokens,
+            "host_hit": account.host_hit_tokens,
             "storage_hit": account.storage_hit_tokens,
             "computed": account.computed_tokens,
             "stored": account.stored_tokens,

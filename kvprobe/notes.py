@@ -16,8 +16,29 @@ def left_out(ledger: Ledger) -> list[str]:
     cut = sum(0 <= a.arrival_ns < start for a in ledger.accounts)
     if cut:
         said.append(f"{cut} requests arrived before the window: their parts are unknown")
+    vague = sum(a.vague for a in ledger.accounts)
+    if vague:
+        said.append(
+            f"{vague} requests have times too uncertain to be cut into spans: "
+            "OpenTelemetry spans of the engine would tell better"
+        )
     if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
         said.append("block rows of KV reads were filtered out: where restores waited is unknown")
+    return said
+
+
+def compared(ledger: Ledger) -> list[str]:
+    """The engine's own counters beside kvprobe's figures, where both are there."""
+    said = []
+    for total in ledger.totals:
+        if total.seen is None:
+            continue
+        what = {"read_bytes": "bytes read", "chunk_hits": "files found"}.get(total.name, total.name)
+        counted = f"{total.engine} counted {total.counted:,} {what}"
+        if total.seen == total.counted:
+            said.append(f"{counted}, and so did kvprobe")
+        else:
+            said.append(f"{counted}, kvprobe saw {total.seen:,}")
     return said
 
 

@@ -16,6 +16,7 @@ from kvprobe.correlator import promises, runs
 from kvprobe.correlator.bursts import Promise
 from kvprobe.correlator.identify import KVFiles
 from kvprobe.correlator.ledger import CLASSES
+from kvprobe.correlator.waiting import doubt, told_hits
 from kvprobe.model import Frame
 from kvprobe.schema import OpKind
 
@@ -119,11 +120,11 @@ def _by_window(
     unit_tokens: int | None,
 ) -> list[tuple[int, Ints, NDArray[np.float64]]]:
     """Give reads that no promise explains to whoever waited: (op, requests, their shares)."""
-    arrival, hits = requests["arrival_ns"], requests["storage_hit_tokens"]
-    first_token = requests["first_token_ns"]
+    hits, late = told_hits(requests), doubt(requests)
+    arrival, first_token = requests["arrival_ns"] - late, requests["first_token_ns"]
     # One that never gets its first token may wait for storage for ever.
-    deadline = np.where(first_token >= 0, first_token, np.iinfo(np.int64).max)
-    able = np.flatnonzero((arrival >= 0) & (hits != 0))
+    deadline = np.where(first_token >= 0, first_token + late, np.iinfo(np.int64).max)
+    able = np.flatnonzero((requests["arrival_ns"] >= 0) & (hits != 0))
     able = able[np.argsort(arrival[able], kind="stable")]
     arrived, longest = arrival[able], np.maximum.accumulate(deadline[able])
     split = []

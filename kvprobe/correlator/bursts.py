@@ -59,7 +59,7 @@ def bursts(lookups: Frame, files: KVFiles, waiting: Waiting, lossy: bool = False
         waiting: the requests that may have asked.
         lossy: whether some lookups were lost.
     """
-    tests = _tests(lookups, files)
+    tests = existence_tests(lookups, files)
     if not len(tests):
         return []
     key, hit = files.lookup_key[tests], lookups["result"][tests] >= 0
@@ -97,7 +97,7 @@ def _promise(lookups: Frame, rows: Ints, key: Ints, hit: Flags) -> Promise:
     )
 
 
-def _tests(lookups: Frame, files: KVFiles) -> Ints:
+def existence_tests(lookups: Frame, files: KVFiles) -> Ints:
     """Rows of existence tests, by thread and time; a test that is asked twice counts once."""
     tests = np.flatnonzero(
         (files.lookup_key >= 0)

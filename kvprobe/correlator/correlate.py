@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
-from kvprobe.correlator import intervals, routes, service, spans, storage
+from kvprobe.correlator import bursts, hits, intervals, routes, service, spans, storage
 from kvprobe.correlator.attribute import Attribution, attribute
 from kvprobe.correlator.identify import KVFiles, identify
 from kvprobe.correlator.ledger import CLASSES, Account, DeviceAccount, Ledger, Restore
 from kvprobe.correlator.read_ahead import read_ahead
 from kvprobe.correlator.tie import tie
+from kvprobe.correlator.totals import engine_totals
 from kvprobe.model import EngineFacts, Frame, Loss, RestoreSample, Verdict
 from kvprobe.schema import OpKind
 
@@ -28,7 +29,9 @@ def correlate(tables: Tables) -> Ledger:
         KvprobeError: a table is damaged.
     """
     manifest = tables.manifest
+    host = tables.frame("host")
     requests, earlier = _since(tables.frame("requests"), manifest.start_ns)
+    requests = hits.fill_in(requests, host)
     stored = storage.gather(tables)
     ops, block = tables.frame("ops"), stored.block
     lookups = tables.frame("lookups")
@@ -52,6 +55,7 @@ def correlate(tables: Tables) -> Ledger:
     join = _Join(requests, lookups, ops, block, who, owner, sisters, left_out, manifest.start_ns)
     accounts = [_account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
     rate = _bytes_per_token(engine, accounts)
+    accounts = [hits.split(account, rate) for account in accounts]
     fitted = routes.Routes.fit(accounts)
     accounts = [routes.judge(account, fitted, rate) for account in accounts]
     waits = storage.waiting(accounts)
@@ -72,7 +76,8 @@ def correlate(tables: Tables) -> Ledger:
         block=kv_block,
         commands=stored.commands,
         fabric=stored.fabric,
-        host=tables.frame("host"),
+        host=host,
+        totals=engine_totals(host, _seen(lookups, files, kv_ops)),
         knobs=tables.frame("knobs"),
         waiting=waits,
         cpus=manifest.host.cpus,
@@ -109,6 +114,11 @@ def _rows_left_out(manifest: Manifest, kv_ops: Frame, kv_block: Frame) -> bool:
         asked = int(kv_ops["result"][direct].sum())
         return int(kv_block["bytes"][served].sum()) < SERVED_SHARE * asked
     return filters.device is not None and not rows.any()
+
+
+MOST_DOUBT = 0.1
+"""Doubt about an engine's times, as a share of the time to first token, up to which a request is
+cut into spans: beyond it their borders would be inventions."""
 
 
 class _Groups:
@@ -198,22 +208,25 @@ def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None)
         for name in ("arrival_ns", "prefill_start_ns", "prefill_end_ns", "first_token_ns")
     )
     cut, restore = None, None
+    ttft = first_token - arrival if 0 <= arrival <= first_token else None
+    doubt = join.known("uncertainty_ns", request)
+    vague = doubt is not None and doubt > MOST_DOUBT * (ttft or 0)
     # What a request did before the window was not seen: its parts are unknown.
     whole = arrival < 0 or arrival >= join.start_ns
     if whole:
-        milestones = (arrival, prefill_start, first_token)
+        milestones = (-1, -1, -1) if vague else (arrival, prefill_start, first_token)
         restore = spans.cut_restore(activity, *milestones, join.rows_left_out)
-    if whole and 0 <= arrival <= first_token:
+    if whole and ttft is not None and not vague:
         cut = spans.cut_ttft(arrival, prefill_start, prefill_end, first_token, activity)
     reads = len(activity.read_start_ns) > 0 and whole
     first_read = int(activity.read_start_ns.min()) if reads else None
     looked = join.lookups_of[request]
-    hits = looked[join.lookups["result"][looked] >= 0]
-    found = len(np.unique(files.lookup_key[hits]))
+    stored = looked[join.lookups["result"][looked] >= 0]
+    found = len(np.unique(files.lookup_key[stored]))
     return Account(
         id=str(join.requests["id"][request]),
         arrival_ns=arrival,
-        ttft_ns=first_token - arrival if 0 <= arrival <= first_token else None,
+        ttft_ns=ttft,
         prompt_tokens=join.known("prompt_tokens", request),
         device_hit_tokens=join.known("device_hit_tokens", request),
         storage_hit_tokens=join.known("storage_hit_tokens", request),
@@ -226,6 +239,10 @@ def _account(join: _Join, files: KVFiles, request: int, unit_tokens: int | None)
         verdict=Verdict.UNKNOWN,
         gain_ns=None,
         attribution=_attribution(join, request),
+        host_hit_tokens=join.known("host_hit_tokens", request),
+        offload_hit_tokens=join.known("offload_hit_tokens", request),
+        uncertainty_ns=doubt,
+        vague=vague,
         first_read_ns=first_read,
         scheduled_ns=join.known("scheduled_ns", request),
         prefill_start_ns=join.known("prefill_start_ns", request),
@@ -262,6 +279,16 @@ def _kv_ops(ops: Frame, kv: Ints, files: KVFiles, who: Attribution) -> Frame:
         "key": keys[files.op_key[kv]],
         "request": who.op_request[kv],
         "class": who.op_class[kv],
+    }
+
+
+def _seen(lookups: Frame, files: KVFiles, kv_ops: Frame) -> dict[str, int]:
+    """Own figures of what engines count."""
+    read = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0)
+    tests = bursts.existence_tests(lookups, files)
+    return {
+        "read_bytes": int(kv_ops["result"][read].sum()),
+        "chunk_hits": int((lookups["result"][tests] >= 0).sum()),
     }
 
 

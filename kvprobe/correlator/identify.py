@@ -21,7 +21,10 @@ _NAMING = (LookupKind.OPEN, LookupKind.ALREADY_OPEN)
 
 @dataclass(frozen=True)
 class KVFiles:
-    """The KV keys of a window and who touched which; -1 is "not KV traffic"."""
+    """The KV keys of a window and who touched which; -1 is "not KV traffic".
+
+    ``lookup_key`` is -1 also for files that many prompts share: a test of one is no hit or miss.
+    """
 
     keys: tuple[str, ...]
     lookup_key: Ints
@@ -33,7 +36,7 @@ def identify(lookups: Frame, ops: Frame) -> KVFiles:
     """Name every operation's file and pick the KV keys.
 
     Args:
-        lookups: frame of the ``lookups`` table with ``kv_key`` and ``kv_temporary``.
+        lookups: frame of the ``lookups`` table with its derived columns.
         ops: frame of the ``ops`` table.
     """
     path_code = _codes(lookups["path"])
@@ -44,7 +47,7 @@ def identify(lookups: Frame, ops: Frame) -> KVFiles:
     named = _open_of_ops(lookups, ops)
     return KVFiles(
         keys=tuple(dict.fromkeys(key for key in lookups["kv_key"] if key is not None)),
-        lookup_key=key_of_row,
+        lookup_key=np.where(lookups["kv_shared"] == 1, -1, key_of_row),
         lookup_temporary=temporary,
         op_key=np.append(key_of_row, -1)[named],
     )

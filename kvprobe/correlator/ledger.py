@@ -87,6 +87,13 @@ class Account:
     """Time the engine's choice saved against the other choice; negative is regret."""
     attribution: Mapping[str, float]
     """Share of the request's restored bytes by class; sums to 1, or all zero with no bytes."""
+    host_hit_tokens: int | None = None
+    offload_hit_tokens: int | None = None
+    """Where the engine only adds up what host memory and storage held."""
+    uncertainty_ns: int | None = None
+    """How far the engine's times of this request may be off; None: it does not say."""
+    vague: bool = False
+    """So far that there are no spans and no verdict: what was exposed cannot be told."""
     first_read_ns: int | None = None
     scheduled_ns: int | None = None
     prefill_start_ns: int | None = None
@@ -281,6 +288,21 @@ class ReadAhead:
 
 
 @dataclass(frozen=True)
+class EngineTotal:
+    """One counter over the window: what ``engine`` counted and what kvprobe saw.
+
+    ``seen`` None: kvprobe has nothing to compare. ``pages`` are those with news, first and last
+    included.
+    """
+
+    engine: str
+    name: str
+    counted: int
+    seen: int | None
+    pages: int
+
+
+@dataclass(frozen=True)
 class Ledger:
     """Everything the correlator says about one window."""
 
@@ -312,6 +334,7 @@ class Ledger:
     """When at least one request waited for its restore: sorted, disjoint starts and ends."""
     cpus: int | None = None
     missing: tuple[Missing, ...] = ()
+    totals: tuple[EngineTotal, ...] = ()
 
     @property
     def kv_devices(self) -> tuple[DeviceAccount, ...]:

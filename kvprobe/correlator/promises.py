@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
 from kvprobe.correlator.bursts import Promise, bursts
 from kvprobe.correlator.identify import KVFiles
-from kvprobe.correlator.waiting import Waiting
+from kvprobe.correlator.waiting import Waiting, doubt, told_hits
 from kvprobe.model import Frame
 
 Ints = NDArray[np.int64]
@@ -62,7 +62,7 @@ def _fitting(burst: Promise, waiting: Waiting) -> tuple[Ints, Floats]:
     misfit = _MISFIT * np.minimum(off, 100)
     # None was restored: it may have computed what it found.
     misfit = np.where(waiting.units[near] == 0, np.where(off > 0, _COMPUTED, 0), misfit)
-    cost = cost + np.where(waiting.units[near] >= 0, misfit, 0)
+    cost = cost + misfit
     least = (len(burst.hits) + len(burst.misses) - 1) * waiting.unit_tokens
     possible = (waiting.prompt[near] < 0) | (least < waiting.prompt[near])
     return waiting.order[near[possible]], cost[possible]
@@ -126,17 +126,18 @@ def named_by_engine(
     index: dict[str, list[int]] = {}
     for i, name in enumerate(requests["id"]):
         index.setdefault(name, []).append(i)  # a client may use an id again
+    begin = requests["arrival_ns"] - doubt(requests)
     promises: dict[int, Promise] = {}
     for place in np.argsort(keys["position"], kind="stable").tolist():
         key = number.get(keys["key"][place], -1)  # -1: no file of it was seen; it keeps its place
         for request in index.get(keys["request_id"][place], ()):
             if request not in promises:
-                arrival = int(requests["arrival_ns"][request])
+                arrival = int(begin[request])
                 promises[request] = Promise(arrival, arrival, [], request=request, exact=True)
             promises[request].hits.append(key)
     # A request none of whose keys was seen is one that the engine names in other words.
     promises = {r: p for r, p in promises.items() if any(key >= 0 for key in p.hits)}
-    told = requests["storage_hit_tokens"]
+    told = told_hits(requests)
     for request, promise in promises.items():
         if unit_tokens and told[request] > 0:
             held = told[request] + max(requests["device_hit_tokens"][request], 0)

@@ -35,7 +35,7 @@ class Routes:
             (a.restore.bytes, a.restore.exposed_ns)
             for a in accounts
             # A restore partly hidden behind prefill is no measure of what a restore takes.
-            if a.restore and a.restore.bytes > 0 and a.restore.hidden_ns == 0
+            if a.restore and a.restore.bytes > 0 and a.restore.hidden_ns == 0 and not a.vague
         ]
         size, took = np.array(restored, float).reshape(-1, 2).T
         return cls(
@@ -69,7 +69,7 @@ def judge(account: Account, routes: Routes, bytes_per_token: float | None) -> Ac
 
     A verdict needs an interval of the gain that lies on one side of zero; else it is unknown.
     """
-    if account.computed_tokens is None or account.prompt_tokens is None:
+    if account.computed_tokens is None or account.prompt_tokens is None or account.vague:
         return account
     if account.restore is not None and account.restore.bytes > 0:
         tokens = account.storage_hit_tokens

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvprobe.correlator.bursts import Promise
 from kvprobe.correlator.identify import KVFiles
+from kvprobe.correlator.waiting import doubt
 from kvprobe.model import Frame
 from kvprobe.schema import OpKind
 
@@ -108,8 +109,9 @@ class _Deadlines:
 
     def __init__(self, requests: Frame) -> None:
         start, first_token = requests["prefill_start_ns"], requests["first_token_ns"]
-        self.first_token = np.where(first_token >= 0, first_token, np.iinfo(np.int64).max)
-        self.prefill = np.where(start >= 0, start, self.first_token)
+        late = doubt(requests)
+        self.first_token = np.where(first_token >= 0, first_token + late, np.iinfo(np.int64).max)
+        self.prefill = np.where(start >= 0, start + late, self.first_token)
 
 
 class _Open:

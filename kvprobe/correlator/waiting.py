@@ -27,29 +27,46 @@ class Told(NamedTuple):
     more: int
 
 
+def told_hits(requests: Frame) -> Ints:
+    """Tokens that the engine says it had from storage; -1 unknown.
+
+    Where it only adds them up with those of its host memory, the sum: no more than that.
+    """
+    storage, offload = requests["storage_hit_tokens"], requests["offload_hit_tokens"]
+    return np.where(storage >= 0, storage, offload)
+
+
+def doubt(requests: Frame) -> Ints:
+    """How far the times of each request may be off, nanoseconds; 0 where nothing is said."""
+    return np.maximum(requests["uncertainty_ns"], 0)
+
+
 class Waiting:
     """Requests by arrival; one can ask from its arrival to its prefill (or first token).
 
     Requests of unknown arrival are left out. ``order`` are rows of ``requests``, ``units`` the
     files each restored (-1 unknown), ``more`` those that device memory held besides; both in that
-    order and unknown where ``unit_tokens`` is.
+    order and unknown where ``unit_tokens`` is. Uncertain times are taken at their widest.
     """
 
     def __init__(self, requests: Frame, unit_tokens: int | None) -> None:
         start, first_token = requests["prefill_start_ns"], requests["first_token_ns"]
         deadline = np.where(start >= 0, start, first_token)
-        deadline = np.where(deadline >= 0, deadline, _NEVER)
-        order = np.argsort(requests["arrival_ns"], kind="stable")
+        deadline = np.where(deadline >= 0, deadline + doubt(requests), _NEVER)
+        arrival = requests["arrival_ns"] - doubt(requests)
+        order = np.argsort(arrival, kind="stable")
         self.order = order[requests["arrival_ns"][order] >= 0]
         self.unit_tokens = unit_tokens
-        self.arrival, self.deadline = requests["arrival_ns"][self.order], deadline[self.order]
+        self.arrival, self.deadline = arrival[self.order], deadline[self.order]
         self.prompt = requests["prompt_tokens"][self.order]
-        told, device = requests["storage_hit_tokens"], requests["device_hit_tokens"]
+        told, device = told_hits(requests)[self.order], requests["device_hit_tokens"][self.order]
         unit = unit_tokens or _NEVER
-        self.units = np.where(told >= 0, np.maximum(told, 0) // unit, -1)[self.order]
-        self.more = np.maximum(device, 0)[self.order] // unit
-        if not unit_tokens:
-            self.units = np.full(len(self.order), -1, np.int64)
+        most = np.where(told >= 0, np.maximum(told, 0) // unit, -1)
+        self._most = most if unit_tokens else np.full(len(self.order), -1, np.int64)
+        # Part of a sum may have been in host memory: storage need not have had it all.
+        is_sum = (requests["storage_hit_tokens"][self.order] < 0) & (self._most > 0)
+        self.units = np.where(is_sum, -1, self._most)
+        self.more = np.maximum(device, 0) // unit
         self._longest = np.maximum.accumulate(self.deadline)
         known = self.deadline < _NEVER
         self._scale = max(int((self.deadline - self.arrival)[known].max(initial=1)), 1)
@@ -72,8 +89,12 @@ class Waiting:
         return np.minimum((at - self.arrival[places]) / self._scale, 1.0)
 
     def off(self, places: Ints, found: int) -> Ints:
-        """Files between ``found`` hits and what each was told; it may have tested device hits."""
-        told = self.units[places]
-        short, long = told - found, found - told - self.more[places]
+        """Files between ``found`` hits and what each was told; it may have tested device hits.
+
+        0 where nothing was told; where only a sum was, it may not be exceeded.
+        """
+        told, most = self.units[places], self._most[places]
+        short = np.where(told >= 0, told - found, 0)
+        long = np.where(most >= 0, found - most - self.more[places], 0)
         off: Ints = np.maximum(np.maximum(short, long), 0)
         return off

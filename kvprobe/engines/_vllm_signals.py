@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvprobe.adapter import LogLine, Metrics, News, RequestNews, Sample, Span
+from kvprobe.adapter import LogLine, Metrics, News, RequestNews, Sample, Span, Total
 from kvprobe.clock import Moment
 from kvprobe.engines._options import integer
 from kvprobe.model import EngineFacts
@@ -213,4 +213,11 @@ METRICS = Metrics(
         r"|request_prefill_|request_queue_time_|time_to_first_token_|num_requests_)"
     ),
     facts=_facts,
+    totals=(
+        Total("prompt_tokens", "vllm:prompt_tokens_total"),
+        Total("device_hit_tokens", "vllm:prefix_cache_hits_total"),
+        Total("offload_hit_tokens", "vllm:external_prefix_cache_hits_total"),
+        Total("read_bytes", "vllm:kv_offload_tiering_read_bytes_total", {"tier": r"\d+:fs"}),
+        Total("chunk_hits", "vllm:kv_offload_tiering_chunk_hits_total", {"tier": r"\d+:fs"}),
+    ),
 )

@@ -33,6 +33,8 @@ from kvprobe.schema import FabricKind
 MIN_EVENTS = 5
 """A stray retransmission or two happens on any network, without anybody noticing."""
 MIN_SLOW = 10
+"""Slow commands that there must be, and that must have met an event: a burst of five segments on a
+busy host is no tail."""
 SLOW = 2.0
 """Times the median latency from which a command is slow."""
 MOST_SLOW = 10_000
@@ -71,8 +73,9 @@ class _Tail:
     @property
     def is_explained(self) -> bool:
         """Whether events are behind the tail."""
-        more = self.met >= EXPLAINED_SHARE and self.met >= MORE_THAN_CHANCE * self.expected
-        return more and self.chance <= CHANCE
+        enough = round(self.met * self.n) >= MIN_SLOW and self.met >= EXPLAINED_SHARE
+        more = self.met >= MORE_THAN_CHANCE * self.expected
+        return enough and more and self.chance <= CHANCE
 
 
 def _detect(ledger: Ledger) -> list[Finding]:

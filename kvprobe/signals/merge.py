@@ -22,6 +22,8 @@ AFTER_FINISH_NS = 10 * SECOND_NS
 """The same for other feeds: span exporters send every 5 s unless told otherwise."""
 AFTER_SILENCE_NS = 300 * SECOND_NS
 """A request of which nothing more is heard; a long prompt may be prefilled for minutes."""
+BLUR = 0.1
+"""Doubt about a time, as a share of the time to first token, beyond which it says too little."""
 MOST_OPEN = 100_000
 LOOK_NS = SECOND_NS // 4
 SUFFIX_CHARS = 9
@@ -55,14 +57,26 @@ class _Request:
 
     def row(self, unit_tokens: int | None) -> dict[str, Any]:
         row: dict[str, Any] = {c.name: UNKNOWN for c in REQUESTS.columns} | {"id": self.id}
-        row |= {column: moment.middle_ns for column, moment in self.times.items()}
+        times = self._sharp_times()
+        row |= {column: moment.middle_ns for column, moment in times.items()}
         row |= self._units_in_tokens(unit_tokens) | self.tokens
-        row["uncertainty_ns"] = max(
-            (m.uncertainty_ns for m in self.times.values()), default=UNKNOWN
-        )
+        row["uncertainty_ns"] = max((m.uncertainty_ns for m in times.values()), default=UNKNOWN)
         if row["computed_tokens"] == UNKNOWN:
             row["computed_tokens"] = _computed(row)
         return row
+
+    def _sharp_times(self) -> dict[str, Moment]:
+        """The times without those that would blur the others.
+
+        The second in which a log line was written adds nothing to a request whose arrival and
+        first token are known to the microsecond.
+        """
+        arrival, first = self.times.get("arrival_ns"), self.times.get("first_token_ns")
+        if arrival is None or first is None:
+            return self.times
+        doubt = max(arrival.uncertainty_ns, first.uncertainty_ns)
+        most = max(doubt, int(BLUR * (first.middle_ns - arrival.middle_ns)))
+        return {name: m for name, m in self.times.items() if m.uncertainty_ns <= most}
 
     def _units_in_tokens(self, unit_tokens: int | None) -> dict[str, int]:
         """Hits that were counted in files; only those that can be tokens without a guess."""

@@ -173,16 +173,21 @@ def test_retransmissions_that_nobody_notices_are_no_congestion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("met", "expected", "chance", "explained"),
+    ("met", "n", "expected", "chance", "explained"),
     [
-        (0.9, 0.2, 0.01, True),
-        (0.09, 0.01, 0.01, False),  # most of the tail has another cause
-        (0.9, 0.8, 0.01, False),  # events are so many that anything slow meets one
-        (0.5, 0.2, 0.12, False),  # so few that shifted ones do as well now and then
+        (0.9, 97, 0.2, 0.01, True),
+        (5 / 12, 12, 0.01, 0.01, False),  # five segments in a row on a busy host
+        (10 / 12, 12, 0.01, 0.01, True),
+        (0.11, 97, 0.06, 0.01, False),  # hardly more than by chance
+        (0.09, 997, 0.01, 0.01, False),  # most of the tail has another cause
+        (0.9, 97, 0.8, 0.01, False),  # events are so many that anything slow meets one
+        (0.5, 97, 0.2, 0.12, False),  # so few that shifted ones do as well now and then
     ],
 )
-def test_what_explains_a_tail(met: float, expected: float, chance: float, explained: bool) -> None:
-    assert fabric_congestion._Tail(met, expected, chance, 97).is_explained is explained
+def test_what_explains_a_tail(
+    met: float, n: int, expected: float, chance: float, explained: bool
+) -> None:
+    assert fabric_congestion._Tail(met, expected, chance, n).is_explained is explained
 
 
 def test_events_everywhere_explain_no_tail() -> None:

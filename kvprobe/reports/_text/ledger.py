@@ -179,9 +179,11 @@ def _detail(row: Mapping[str, Any], page: Page) -> Iterator[RenderableType]:
         for key, name in (
             ("prompt", "prompt"),
             ("device_hit", "in device memory"),
+            ("host_hit", "in host memory"),
             ("storage_hit", "restored"),
             ("computed", "computed"),
         )
+        if key != "host_hit" or number(row, "tokens", key)
     )
     yield labelled(
         [
