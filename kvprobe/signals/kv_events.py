@@ -22,9 +22,9 @@ from kvprobe.signals.listening import LOOPBACK, cannot_listen
 
 MESSAGES_A_POLL = 500
 BYTES_A_POLL = 16 << 20
-MOST_MESSAGE_BYTES = 16 << 20
-"""A longer message makes ZMQ drop the connection; a million tokens are 5 MB."""
-MOST_WAITING = 10_000
+MOST_MESSAGE_BYTES = 64 << 20
+"""A million tokens are 5 MB. ZMQ ends the connection on which a longer message comes."""
+MOST_WAITING = 1000
 """Messages that wait in the socket; an engine drops more, which shows as a gap."""
 _SECOND_NS = 1_000_000_000
 _MOST_MEDIA = 32
@@ -123,6 +123,7 @@ class KVEventsFeed:
         self._counters = _Counters(now())
         self._unit = _Unit()
         self._understood = self._ignored = self._lost = 0
+        self._came = False
 
     def poll(self, clock: WallClock) -> FeedBatch:
         """What changed; takes at most some hundred messages."""
@@ -131,7 +132,7 @@ class KVEventsFeed:
 
     def close(self, clock: WallClock) -> FeedBatch:
         """Take what waits in the socket, and close it."""
-        self._receive(MOST_WAITING, 16 * BYTES_A_POLL)
+        self._receive(2 * MOST_WAITING, 16 * BYTES_A_POLL)
         self._context.destroy(linger=0)
         return self._batch(last=True)
 
@@ -146,6 +147,7 @@ class KVEventsFeed:
             self._take(frames)
 
     def _take(self, frames: list[bytes]) -> None:
+        self._came = True
         if len(frames) != 3 or len(frames[1]) != 8:
             self._ignored += 1
             return
@@ -184,6 +186,7 @@ class KVEventsFeed:
             understood=self._understood,
             ignored=self._ignored,
             lost=self._lost,
+            notes=[f"no message came from {self.name}"] if last and not self._came else [],
         )
         self._understood = self._ignored = self._lost = 0
         return batch

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf import json_format
@@ -56,6 +57,7 @@ class OtlpFeed:
         self._read_spans = read_spans
         self._inbox = _Inbox()
         self._reading: Iterator[Span | None] = iter(())
+        self._came = False
         self._server = OtlpServer(host, port, self._inbox)
 
     def poll(self, clock: WallClock) -> FeedBatch:
@@ -65,7 +67,8 @@ class OtlpFeed:
     def close(self, clock: WallClock) -> FeedBatch:
         """Stop listening, cut who is still sending, and return the rest."""
         self._server.close()
-        return self._batch(clock, sys.maxsize)
+        batch = self._batch(clock, sys.maxsize)
+        return batch if self._came else replace(batch, notes=(f"nobody sent to {self.name}",))
 
     def _batch(self, clock: WallClock, most: int) -> FeedBatch:
         news: list[News] = []
@@ -76,6 +79,7 @@ class OtlpFeed:
                 ignored += 1
             else:
                 news.append(found)
+        self._came |= bool(news or ignored or lost)
         return FeedBatch(news, understood=len(news), ignored=ignored, lost=lost)
 
     def _spans(self, most: int) -> Iterator[Span | None]:

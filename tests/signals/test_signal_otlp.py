@@ -605,6 +605,14 @@ def test_only_loopback_is_listened_on_unless_another_host_is_written(written: st
         feed.close(fixed_clock())
 
 
+def test_nobody_sent() -> None:
+    heard = Heard()
+    assert list(heard.close().batches[-1].notes) == [f"nobody sent to otlp:{heard.port}"]
+    heard = Heard()
+    assert heard.post(b"", "/v1/logs")[0] == 200
+    assert not heard.poll().close().batches[-1].notes
+
+
 def test_another_host_that_is_written() -> None:
     port = free_port()
     feed = OtlpFeed(f"127.0.0.2:{port}", [])
