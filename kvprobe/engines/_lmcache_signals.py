@@ -174,7 +174,7 @@ LOG_LINES = (
     ),
     LogLine(
         "look-up of the server that found nothing (DEBUG)",
-        "MP lookup/prefetch end: session=",
+        " found_count=0",
         re.compile(rf"MP lookup/prefetch end: session=(?P<id>{_REQUEST}) found_count=0(?= |$)"),
         _read_nothing_found,
     ),

@@ -134,6 +134,7 @@ def test_near_misses_of_the_server(path: str) -> None:
         ("@0@", "@"),
         ("test-model", ""),
         ("test-model", "a" * 200),
+        (path[path.rindex(".") :], ".pt"),
         ("a", "A"),
         (".", ".0."),
     ]:
