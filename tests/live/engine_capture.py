@@ -1,0 +1,61 @@
+"""``kvprobe capture`` as a person runs it, around whatever the test does meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvprobe.capture.reader import open_capture
+from kvprobe.capture.tables import Tables
+
+_MOST_SECONDS = 900
+_READY_SECONDS = 90.0
+_PACK_SECONDS = 120.0
+
+
+@contextmanager
+def capturing(out: Path, *options: str | Path) -> Iterator[None]:
+    """Record while the context lasts, with these options of ``kvprobe capture``.
+
+    What it prints is beside ``out`` under ``.said``, the report document under ``.json``.
+    """
+    command = [sys.executable, "-m", "kvprobe", "capture", "-o", out, "--force", "--json"]
+    command += ["-d", str(_MOST_SECONDS), *options]
+    said = out.with_suffix(".said")
+    with said.open("wb") as errors, out.with_suffix(".json").open("wb") as document:
+        process = subprocess.Popen(list(map(str, command)), stdout=document, stderr=errors)
+        try:
+            _wait_until_recording(process, said)
+            yield
+            process.send_signal(signal.SIGINT)
+            code = process.wait(_PACK_SECONDS)
+            if code not in (0, 1):
+                raise AssertionError(f"capture ended with {code}: {said.read_text()[-2000:]}")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_recording(process: subprocess.Popen[bytes], said: Path) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while b"recording: " not in said.read_bytes():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"capture does not record: {said.read_text()[-2000:]}")
+        time.sleep(0.1)
+
+
+def tables(out: Path) -> Tables:
+    """What was recorded."""
+    return open_capture(out)
+
+
+def signal_options(engines: Sequence[str], places: Sequence[str]) -> list[str]:
+    """Options that name engines and places of their signals."""
+    words = [word for engine in engines for word in ("--engine", engine)]
+    return words + [word for place in places for word in ("--signal", place)]

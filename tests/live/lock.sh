@@ -1,0 +1,18 @@
+#!/bin/sh
+# Exact versions and hashes of each engine's environment, from the lists requirements-NAME.in;
+# NAME.overrides says what of their dependencies is left out. Needs a network; run it by hand.
+set -eu
+cd "$(dirname "$0")"
+tool=$(mktemp -d)
+trap 'rm -rf "$tool"' EXIT
+python3 -m venv "$tool"
+"$tool/bin/python" -m pip install -qq uv
+for list in requirements-*.in; do
+    name=${list%.in}
+    overrides=
+    [ ! -f "$name.overrides" ] || overrides="--override $name.overrides"
+    # shellcheck disable=SC2086 # words
+    "$tool/bin/uv" pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
+        --python-platform x86_64-manylinux_2_34 --upgrade $overrides \
+        --custom-compile-command tests/live/lock.sh --output-file "$name.txt" "$list"
+done
