@@ -109,10 +109,17 @@ def traceable(names: Iterable[str]) -> frozenset[str]:
     for name in names:
         with contextlib.suppress(OSError, ValueError):
             events[name] = _function_event(name, on_return=False)
-    # Each closing waits until no CPU runs in the probe; the waits overlap in threads.
-    with ThreadPoolExecutor(_CLOSING_THREADS) as threads:
-        list(threads.map(os.close, events.values()))
+    detach(events.values())
     return frozenset(events)
+
+
+def detach(descriptors: Iterable[int]) -> None:
+    """Close what was attached, in about this order.
+
+    Each closing waits until no CPU runs the program; the waits overlap in threads.
+    """
+    with ThreadPoolExecutor(_CLOSING_THREADS) as threads:
+        list(threads.map(os.close, descriptors))
 
 
 def _function_event(name: str, on_return: bool) -> int:

@@ -81,5 +81,8 @@ class KernelTypes:
 
 
 def is_loaded(module: str) -> bool:
-    """Whether a kernel module is loaded, or built into the kernel with settings of its own."""
-    return (MODULES / module).is_dir()
+    """Whether a kernel module is loaded, or built into the kernel with settings of its own.
+
+    An empty name is that of no module, of which nothing is needed.
+    """
+    return not module or (MODULES / module).is_dir()

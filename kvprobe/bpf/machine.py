@@ -76,7 +76,7 @@ def present(probes: Iterable[Probe]) -> tuple[tuple[Probe, ...], tuple[Missing, 
     """The probes that have something to see here, and a line for each of the others."""
     here, missing = [], []
     for probe in probes:
-        if not probe.needs or is_loaded(probe.needs):
+        if is_loaded(probe.needs):
             here.append(probe)
         else:
             missing.append(_no_module(probe.needs, probe))
@@ -121,7 +121,7 @@ def _existing(hooks: Iterable[Hook], types: KernelTypes) -> tuple[Hook, ...]:
 
 
 def _is_there(hook: Hook, types: KernelTypes, functions: frozenset[str]) -> bool:
-    if hook.module and not is_loaded(hook.module):
+    if not is_loaded(hook.module):
         return False  # it may be a place in the kernel that only matters where the module is
     if hook.is_function:
         return hook.event in functions
@@ -150,7 +150,7 @@ def _gaps(
     for hook in wanted:
         if hook.probe != probe.name or hook.event in expected:
             continue
-        if not hook.module or is_loaded(hook.module):
+        if is_loaded(hook.module):
             found[hook.event] = _no_event(hook, probe.hides.get(hook.event, ""))
         elif hook.module in probe.hides:  # else there is no such transport, and nothing to miss
             found[hook.module] = _no_module(hook.module, probe)

@@ -50,7 +50,7 @@ class ProbeState:
     @property
     def has_purpose(self) -> bool:
         """Whether this machine has what the probe is about."""
-        return not self.probe.needs or is_loaded(self.probe.needs)
+        return is_loaded(self.probe.needs)
 
     @property
     def no_purpose(self) -> str:
@@ -62,7 +62,7 @@ class ProbeState:
 
     def is_idle(self, hook: Hook) -> bool:
         """Whether a module that is not loaded is why an event is not there or has no use."""
-        return not self.has_purpose or bool(hook.module and not is_loaded(hook.module))
+        return not self.has_purpose or not is_loaded(hook.module)
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import numpy as np
@@ -27,7 +26,6 @@ from kvprobe.bpf.roots import Root, packed_file, packed_prefix, read_root
 from kvprobe.errors import KvprobeError
 from kvprobe.model import Filters, Loss, Missing, ProgramCost, Rows
 
-_DETACHING_THREADS = 32
 _BLOCK_SLOTS = (65536, 8)
 """Entries of the map ``block_slots`` and 64-bit words of each, the first being its key or 0."""
 _ONE = struct.pack("=I", 1)
@@ -190,10 +188,8 @@ class Session:
 
     def detach(self) -> None:
         """Stop collecting; what has been collected can still be read. May be called twice."""
-        # Each detaching waits until no CPU runs the program; the waits overlap in threads.
         links, self._links = self._links, []
-        with ThreadPoolExecutor(_DETACHING_THREADS) as threads:
-            list(threads.map(os.close, reversed(links)))
+        attach.detach(reversed(links))
 
     def close(self) -> None:
         """Detach everything and free it; may be called twice."""

@@ -34,6 +34,11 @@ def frame_from_dicts(table: Table, rows: Iterable[Mapping[str, Any]]) -> Frame:
     return {c.name: _column_from_dicts(c, kept) for c in table.all_columns}
 
 
+def select(frame: Frame, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Frame:
+    """Some rows of a frame: a mask, indices in the wanted order, or a slice."""
+    return {name: column[rows] for name, column in frame.items()}
+
+
 def concat_frames(table: Table, frames: Iterable[Frame]) -> Frame:
     """The frames one after another."""
     parts = list(frames)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.model import Frame
 
 Ints = NDArray[np.int64]
@@ -89,7 +90,7 @@ def _from_nvme(nvme: Frame, block: Frame, owner: Ints) -> Frame:
     frame |= {"start_ns": nvme["setup_ns"], "end_ns": end, "op": op}
     frame |= {"device": device, "block": owner}
     kept = (device >= 0) & (nvme["queue"] > 0)
-    return {name: column[kept] for name, column in frame.items()}
+    return select(frame, kept)
 
 
 def _last_of_each(owner: Ints, setup: Ints) -> Ints:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import bursts, hits, intervals, routes, service, storage
@@ -105,7 +106,7 @@ def _since(requests: Frame, start_ns: int) -> tuple[Frame, int]:
     kept = (last < 0) | (last >= start_ns)
     if kept.all():
         return requests, 0
-    return {name: column[kept] for name, column in requests.items()}, int((~kept).sum())
+    return select(requests, kept), int((~kept).sum())
 
 
 SERVED_SHARE = 0.5
@@ -127,7 +128,7 @@ def _rows_left_out(manifest: Manifest, kv_ops: Frame, kv_block: Frame) -> bool:
 
 
 def _kv_ops(ops: Frame, kv: Ints, files: KVFiles, who: Attribution) -> Frame:
-    frame = {name: column[kv] for name, column in ops.items()}
+    frame = select(ops, kv)
     keys = np.array([*files.keys, None], object)
     return {
         **frame,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.correlator import intervals
 from kvprobe.correlator.commands import READ, WRITE
 from kvprobe.correlator.ledger import Latency, Load, QueueAccount
@@ -163,7 +164,7 @@ def accounts(
     found = []
     for i, (queue, controller) in enumerate(pairs.tolist()):
         mine = known[order[edges[i] : edges[i + 1]]]
-        own = {name: column[mine] for name, column in rows.items()}
+        own = select(rows, mine)
         over = depth(own["start_ns"], own["done_ns"], window_ns, waiting)
         carried = load(own, over, window_ns, whole)
         account = QueueAccount(

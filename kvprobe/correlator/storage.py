@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import commands, queues, segments, service
@@ -137,7 +138,7 @@ def _with_queues(
 ) -> DeviceAccount:
     number = device.facts.device
     own = storage.commands["device"] == number
-    rows = {name: column[own] for name, column in storage.commands.items()}
+    rows = select(storage.commands, own)
     table = "nvme" if (rows["controller"] >= 0).any() else "block"
     recorded = "fabric" in manifest.losses
     path = storage.paths.account(number, storage.fabric, recorded, _served_ns(rows, storage.block))

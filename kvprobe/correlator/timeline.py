@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.model import Frame
 
 POINTS = 60
@@ -71,8 +72,8 @@ def timeline(
     for group in range(int(groups[-1]) + 1):
         found.append(
             _point(
-                _where(depth, depth_group == group),
-                _where(histogram, counted_group == group),
+                select(depth, depth_group == group),
+                select(histogram, counted_group == group),
                 reads,
             )
         )
@@ -80,11 +81,7 @@ def timeline(
 
 
 def _of(frame: Frame, devices: Sequence[int]) -> Frame:
-    return _where(frame, np.isin(frame["device"], list(devices)))
-
-
-def _where(frame: Frame, mask: NDArray[np.bool_]) -> Frame:
-    return {name: values[mask] for name, values in frame.items()}
+    return select(frame, np.isin(frame["device"], list(devices)))
 
 
 def _reads(block: Frame) -> tuple[Ints, Ints]:
@@ -99,7 +96,7 @@ def _point(depth: Frame, counted: Frame, timed: tuple[Ints, Ints] | None) -> Tim
     start = int(min(f["start_ns"].min() for f in (depth, counted) if len(f["start_ns"])))
     end = int(max(f["end_ns"].max() for f in (depth, counted) if len(f["end_ns"])))
     span = max(1, end - start)
-    reads = _where(counted, counted["direction"] == _READ)
+    reads = select(counted, counted["direction"] == _READ)
     written = counted["bytes"][counted["direction"] == _WRITE]
     return TimelinePoint(
         start_ns=start,

@@ -62,11 +62,17 @@ def busy_depth(devices: tuple[DeviceAccount, ...]) -> float | None:
     return sum(mean for mean, _ in known) / busy if busy > 0 else None
 
 
-def measured_speed_up(ledger: Ledger) -> tuple[float | None, int]:
-    """Best rate at twice the present depth or more over the rate now; cells behind it."""
+def depth_of_reads(ledger: Ledger) -> tuple[float | None, int]:
+    """Reads of the KV cache open at once, mean over the time that any is; how many there are."""
     ops = ledger.ops
     reads = (ops["kind"] < OpKind.WRITE) & (ops["end_ns"] > ops["start_ns"])
-    present = intervals.mean_depth(ops["start_ns"][reads], ops["end_ns"][reads])
+    mean = intervals.mean_depth(ops["start_ns"][reads], ops["end_ns"][reads])
+    return mean, int(np.count_nonzero(reads))
+
+
+def measured_speed_up(ledger: Ledger) -> tuple[float | None, int]:
+    """Best rate at twice the present depth or more over the rate now; cells behind it."""
+    present, _ = depth_of_reads(ledger)
     cells = [c for c in (ledger.devices[0].surface if ledger.devices else ()) if c.bytes_per_s > 0]
     if present is None or not cells:
         return None, 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvprobe.correlator import intervals, queues
+from kvprobe.capture.frames import select
+from kvprobe.correlator import queues
 from kvprobe.correlator.commands import READ
 from kvprobe.correlator.ledger import DeviceAccount, Ledger, QueueAccount
 from kvprobe.findings._depth import from_device
@@ -37,7 +38,7 @@ def kv_commands(ledger: Ledger, only_reads: bool = True) -> Frame:
     mine = np.isin(rows["device"], [d.facts.device for d in ledger.kv_devices])
     if only_reads:
         mine &= rows["op"] == READ
-    return rows if mine.all() else {name: column[mine] for name, column in rows.items()}
+    return rows if mine.all() else select(rows, mine)
 
 
 def rows_are_whole(ledger: Ledger) -> bool:
@@ -51,17 +52,6 @@ def rows_are_whole(ledger: Ledger) -> bool:
 def restoring(ledger: Ledger) -> list[Restored]:
     """Requests that restored something from the device."""
     return from_device(restored(ledger))
-
-
-def waits(requests: list[Restored]) -> tuple[Ints, Ints]:
-    """When at least one of these requests waited for its restore: sorted, disjoint."""
-    spent = [
-        (max(r.account.first_read_ns, r.account.arrival_ns), r.restore.exposed_ns)
-        for r in requests
-        if r.account.first_read_ns is not None
-    ]
-    start, length = np.array(spent, np.int64).reshape(-1, 2).T
-    return intervals.union(start, start + length)
 
 
 def depth_while(ledger: Ledger, rows: Frame, waiting: tuple[Ints, Ints]) -> queues.Depth:

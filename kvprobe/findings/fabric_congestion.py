@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.correlator.ledger import DeviceAccount, Ledger
 from kvprobe.correlator.paths import CWR
 from kvprobe.findings import Detector
@@ -83,12 +84,12 @@ def _detect(ledger: Ledger) -> list[Finding]:
     if not rows or not ledger.fabric:
         return []
     known = (rows["start_ns"] >= 0) & (rows["done_ns"] >= rows["start_ns"])
-    rows = _only(rows, known)
+    rows = select(rows, known)
     events = _events(ledger, rows)
     worst = _worst(ledger, rows, events)
     if worst is not None:
         # One path has nearly all of them: its commands are judged, and all figures are its own.
-        rows = _only(rows, rows["device"] == worst.facts.device)
+        rows = select(rows, rows["device"] == worst.facts.device)
         events = _events(ledger, rows)
     if len(events["time_ns"]) < MIN_EVENTS or len(rows["op"]) < MIN_COMMANDS:
         return []
@@ -112,7 +113,7 @@ def _events(ledger: Ledger, rows: Frame) -> Frame:
     wanted &= (fabric["time_ns"] >= low) & (fabric["time_ns"] <= high) & (fabric["queue"] != ADMIN)
     if not any(CONGESTION_HOOK in missing.what for missing in ledger.missing):
         wanted &= ~_probes(fabric, congested)
-    return _only(fabric, wanted)
+    return select(fabric, wanted)
 
 
 def _probes(fabric: Frame, congested: Flags) -> Flags:
@@ -129,10 +130,6 @@ def _probes(fabric: Frame, congested: Flags) -> Flags:
     result: Flags = np.zeros(len(again), bool)
     result[np.flatnonzero(again)[~known]] = True
     return result
-
-
-def _only(frame: Frame, mask: Flags) -> Frame:
-    return {name: column[mask] for name, column in frame.items()}
 
 
 def _groups(rows: Frame, events: Frame) -> list[tuple[Flags, Ints]]:
@@ -167,7 +164,7 @@ def _tail(
     if len(slow) < MIN_SLOW:
         return None
     slow = slow[:: 1 + len(slow) // MOST_SLOW]
-    part = {name: column[slow] for name, column in rows.items()}
+    part = select(rows, slow)
     own = [(mine[slow], times) for mine, times in groups]
     met = float(_met(part, own).mean())
     low, high = window_ns

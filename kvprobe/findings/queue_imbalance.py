@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvprobe.capture.frames import select
 from kvprobe.correlator.ledger import DeviceAccount, Ledger, QueueAccount
 from kvprobe.findings import Detector
 from kvprobe.findings._storage import (
@@ -68,7 +69,7 @@ def _among_paths(ledger: Ledger, requests: list[Restored], device: float) -> lis
     rows = kv_commands(ledger)
     sides = []
     for each in usable:
-        own = {name: column[rows["device"] == each.facts.device] for name, column in rows.items()}
+        own = select(rows, rows["device"] == each.facts.device)
         depth = depth_while(ledger, own, ledger.waiting).waiting_mean or 0.0
         sides.append(_Side(path_name(each), len(own["op"]), _share(each), depth))
     policy = usable[0].path.facts.iopolicy if usable[0].path else None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvprobe.correlator import intervals
 from kvprobe.correlator.ledger import Ledger, QueueAccount
 from kvprobe.findings import Detector
+from kvprobe.findings._depth import depth_of_reads
 from kvprobe.findings._storage import (
     DEVICE_BOUND,
     FULL_SHARE,
@@ -25,7 +25,6 @@ from kvprobe.findings._storage import (
 )
 from kvprobe.findings._weigh import MIN_REQUESTS, Restored, confidence, severity
 from kvprobe.model import Evidence, Finding, ServiceCell
-from kvprobe.schema import OpKind
 
 CERTAIN_FULL_SHARE = 0.5
 BEYOND = 4.0
@@ -116,7 +115,7 @@ def _wait_above(ledger: Ledger) -> tuple[float | None, int]:
 def _beyond_the_knee(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
     """Far more reads in flight than the measured rate gains by."""
     device = device_share(requests)
-    depth, reads = _depth_of_reads(ledger)
+    depth, reads = depth_of_reads(ledger)
     cells = [c for c in ledger.kv_devices[0].surface if c.bytes_per_s > 0]
     if device is None or device < DEVICE_BOUND or depth is None or depth < MIN_DEPTH:
         return []
@@ -141,13 +140,6 @@ def _beyond_the_knee(ledger: Ledger, requests: list[Restored]) -> list[Finding]:
             would_disprove="a sweep in which the depth of now gives a higher rate than that depth",
         )
     ]
-
-
-def _depth_of_reads(ledger: Ledger) -> tuple[float | None, int]:
-    ops = ledger.ops
-    reads = (ops["kind"] < OpKind.WRITE) & (ops["end_ns"] > ops["start_ns"])
-    present = intervals.mean_depth(ops["start_ns"][reads], ops["end_ns"][reads])
-    return present, int(np.count_nonzero(reads))
 
 
 def _knee(cells: list[ServiceCell], depth: float) -> tuple[ServiceCell | None, ServiceCell | None]:

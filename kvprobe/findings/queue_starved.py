@@ -8,7 +8,7 @@ processor carry what several could.
 
 from __future__ import annotations
 
-from kvprobe.correlator import intervals
+from kvprobe.correlator import storage
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.findings import Detector
 from kvprobe.findings._depth import (
@@ -18,6 +18,7 @@ from kvprobe.findings._depth import (
     SERIAL_BYTES_SHARE,
     SERIAL_DEPTH,
     UNWITNESSED,
+    depth_of_reads,
     measured_speed_up,
     serial_share,
 )
@@ -34,7 +35,6 @@ from kvprobe.findings._storage import (
     restoring,
     rows_are_whole,
     storage_name,
-    waits,
 )
 from kvprobe.findings._weigh import (
     MIN_REQUESTS,
@@ -44,7 +44,6 @@ from kvprobe.findings._weigh import (
     unmeasured_severity,
 )
 from kvprobe.model import Evidence, Finding
-from kvprobe.schema import OpKind
 
 FAR_BELOW = 0.25
 """Of the depth at which storage is busy: at a quarter of it, it gives about a quarter."""
@@ -66,7 +65,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
     rows = kv_commands(ledger)
     if len(requests) < MIN_REQUESTS or not rows or len(rows["op"]) < MIN_COMMANDS:
         return []
-    waiting = waits(requests)
+    waiting = storage.waiting([r.account for r in requests])
     waited = int((waiting[1] - waiting[0]).sum())
     over = depth_while(ledger, rows, waiting)
     depth, idle = over.waiting_mean, over.waiting_share(0, 0)
@@ -102,9 +101,7 @@ def _is_shallow(ledger: Ledger, requests: list[Restored], depth: float, at_once:
 
 def _one_by_one(ledger: Ledger, requests: list[Restored]) -> bool:
     """Whether requests are not even served side by side: one reader for all, or held back below."""
-    ops = ledger.ops
-    reads = (ops["kind"] < OpKind.WRITE) & (ops["end_ns"] > ops["start_ns"])
-    open_at_once = intervals.mean_depth(ops["start_ns"][reads], ops["end_ns"][reads])
+    open_at_once, _ = depth_of_reads(ledger)
     held = sum(r.restore.block_queue_ns or 0 for r in requests)
     exposed = sum(r.restore.exposed_ns for r in requests)
     return (open_at_once is not None and open_at_once <= SERIAL_DEPTH) or (

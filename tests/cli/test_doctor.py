@@ -304,8 +304,8 @@ def test_every_probe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_module_that_is_not_loaded_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(readiness, "is_loaded", lambda module: False)
-    monkeypatch.setattr(machine, "is_loaded", lambda module: False)
+    monkeypatch.setattr(readiness, "is_loaded", lambda module: not module)
+    monkeypatch.setattr(machine, "is_loaded", lambda module: not module)
     assert main(["probes"]) == 0
     parts = capsys.readouterr().out.split("\n\n")
     (fabric,) = (part for part in parts if part.startswith("fabric: "))
