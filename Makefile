@@ -1,12 +1,14 @@
 # Every target does its own set-up (setup.sh): quick and silent when nothing is missing.
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test lab bench lock format clean
+.PHONY: help setup demo test lab engines bench lock format clean
 
 help:
 	@echo 'make demo     trace a badly configured KV-cache workload, apply what is proposed, compare'
+	@echo '          ENGINE=vllm: a real server instead (some GB are installed the first time)'
 	@echo 'make test     linters, types, import contracts, all tests; PYTEST="..." are its options'
 	@echo 'make lab      every case in guests with other kernels; PYTEST="-k NAME" chooses'
+	@echo 'make engines  tests on real engines; installs them, some GB'
 	@echo 'make bench    measure what the README quotes'
 	@echo 'make setup    only the set-up; make lock, make format, make clean'
 
@@ -14,7 +16,12 @@ setup:
 	@./setup.sh
 
 demo: setup
+ifdef ENGINE
+	@./setup.sh engines $(ENGINE)
+	@$(PYTHON) demo_engine.py $(ENGINE)
+else
 	@$(PYTHON) demo.py
+endif
 
 test:
 	@./setup.sh lab
@@ -28,6 +35,10 @@ test:
 lab:
 	@./setup.sh lab
 	@$(PYTHON) -m pytest -m "" tests/lab $(PYTEST)
+
+engines:
+	@./setup.sh engines
+	@$(PYTHON) -m pytest -m live tests/live $(PYTEST)
 
 bench:
 	@./setup.sh bench

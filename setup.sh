@@ -2,7 +2,8 @@
 # Set-up of a checkout, called by every `make` target that needs it: Debian packages (as root),
 # .venv with the locked Python dependencies, the CO-RE objects. Silent and quick when nothing is
 # missing; what cannot be had is said in one line and left out. `./setup.sh bench` adds the rivals
-# that the benchmarks compare with, `./setup.sh lab` what guests need: QEMU, tools, kernels.
+# that the benchmarks compare with, `./setup.sh lab` what guests need: QEMU, tools, kernels,
+# `./setup.sh engines [NAME]` the real engines of the live tests, each in its own environment.
 set -eu
 cd "$(dirname "$0")"
 
@@ -45,6 +46,9 @@ missing_packages() {
     if [ "${1:-}" = bench ]; then
         command -v bpftrace >/dev/null || echo bpftrace
         command -v biosnoop-bpfcc >/dev/null || echo bpfcc-tools
+    fi
+    if [ "${1:-}" = engines ]; then # Mooncake gets a network of its own
+        [ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || echo iproute2
     fi
     if [ "${1:-}" = lab ]; then
         command -v qemu-system-x86_64 >/dev/null || echo qemu-system-x86
@@ -128,7 +132,43 @@ fetch_kernels() { # some hundred MB, once; what fails says so in a line, and tes
     fi
 }
 
+# ---- real engines --------------------------------------------------------------------------
+
+engines="vllm llamacpp mooncake sglang"
+
+install_engines() { # ENGINE ..: all without a name; what cannot be had is said in a line
+    [ "${1:-}" = engines ] || return 0
+    shift
+    for name in ${*:-$engines}; do
+        lock=tests/live/requirements-$name.txt
+        home=.cache/engines/$name
+        [ -f "$lock" ] || { say "no engine named $name (there are: $engines)"; exit 2; }
+        wanted="$(sha256sum <"$lock") $PWD"
+        [ "$(cat "$home/.installed" 2>/dev/null)" = "$wanted" ] && continue
+        say "installing $name into $home"
+        log=$(mktemp)
+        if fill_environment "$name" "$home" "$lock" >"$log" 2>&1 </dev/null; then
+            echo "$wanted" >"$home/.installed"
+        else
+            say "going on without $name: $(grep -i error "$log" | tail -1 | cut -c1-200)"
+        fi
+        rm -f "$log"
+    done
+}
+
+fill_environment() { # NAME HOME LOCK; the locks are for CPython 3.11 on x86-64
+    "$(command -v python3.11 || echo .venv/bin/python)" -m venv --clear "$2" &&
+        "$2/bin/python" -m pip install -q --no-deps --require-hashes -r "$3" || return 1
+    if [ "$1" = vllm ]; then # a CPU build, from wherever pip looks or from its makers
+        torch="-m pip install -q --no-deps torch==2.13.0+cpu"
+        # shellcheck disable=SC2086 # words
+        "$2/bin/python" $torch ||
+            "$2/bin/python" $torch --index-url https://download.pytorch.org/whl/cpu
+    fi
+}
+
 install_packages "$@"
 install_python
 build_objects
 fetch_kernels "$@"
+install_engines "$@"

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvprobe.workload.scratch import Scratch, scratch_filesystem
+from tests.live.engine_node import FsTierNode, LMCacheNode
 from tests.live.engine_process import EngineMissingError
-from tests.live.live_fs_tier import FsTier
-from tests.live.live_lmcache import LMCacheNode
 
 DISK_BYTES = 4 << 30
 
@@ -36,10 +35,10 @@ def disk() -> Iterator[Scratch]:
 
 
 @pytest.fixture(scope="module")
-def fs_tier(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FsTier]:
+def fs_tier(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FsTierNode]:
     """vLLM with its fs tier, some prompts stored."""
     try:
-        with FsTier(Path(disk.root), tmp_path_factory.mktemp("kvprobe-vllm")) as node:
+        with FsTierNode(Path(disk.root), tmp_path_factory.mktemp("kvprobe-vllm")) as node:
             yield node
     except EngineMissingError as missing:
         pytest.skip(str(missing))

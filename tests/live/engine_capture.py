@@ -22,13 +22,12 @@ _PACK_SECONDS = 120.0
 def capturing(out: Path, *options: str | Path) -> Iterator[None]:
     """Record while the context lasts, with these options of ``kvprobe capture``.
 
-    What it prints is beside ``out`` under ``.said``, the report document under ``.json``.
+    What it prints is beside ``out`` under ``.said`` (stderr) and ``.txt`` (the report).
     """
-    command = [sys.executable, "-m", "kvprobe", "capture", "-o", out, "--force", "--json"]
-    command += ["-d", str(_MOST_SECONDS), *options]
+    command = [sys.executable, "-m", *capture_words(out, *options)]
     said = out.with_suffix(".said")
-    with said.open("wb") as errors, out.with_suffix(".json").open("wb") as document:
-        process = subprocess.Popen(list(map(str, command)), stdout=document, stderr=errors)
+    with said.open("wb") as errors, out.with_suffix(".txt").open("wb") as report:
+        process = subprocess.Popen(command, stdout=report, stderr=errors)
         try:
             _wait_until_recording(process, said)
             yield
@@ -40,6 +39,12 @@ def capturing(out: Path, *options: str | Path) -> Iterator[None]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def capture_words(out: Path, *options: str | Path) -> list[str]:
+    """The command; it records until somebody ends it."""
+    words = ["kvprobe", "capture", "-o", str(out), "--force", "-d", str(_MOST_SECONDS)]
+    return words + [str(option) for option in options]
 
 
 def _wait_until_recording(process: subprocess.Popen[bytes], said: Path) -> None:
@@ -55,7 +60,6 @@ def tables(out: Path) -> Tables:
     return open_capture(out)
 
 
-def signal_options(engines: Sequence[str], places: Sequence[str]) -> list[str]:
-    """Options that name engines and places of their signals."""
-    words = [word for engine in engines for word in ("--engine", engine)]
-    return words + [word for place in places for word in ("--signal", place)]
+def signal_options(places: Sequence[str]) -> list[str]:
+    """Options that name where the engines are heard."""
+    return [word for place in places for word in ("--signal", place)]

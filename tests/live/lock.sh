@@ -9,10 +9,11 @@ python3 -m venv "$tool"
 "$tool/bin/python" -m pip install -qq uv
 for list in requirements-*.in; do
     name=${list%.in}
-    overrides=
-    [ ! -f "$name.overrides" ] || overrides="--override $name.overrides"
+    options=
+    [ ! -f "$name.overrides" ] || options="--override $name.overrides"
+    [ "$name" != requirements-sglang ] || options=--no-deps # one class of it is used
     # shellcheck disable=SC2086 # words
     "$tool/bin/uv" pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate \
-        --python-platform x86_64-manylinux_2_34 --upgrade $overrides \
+        --python-platform x86_64-manylinux_2_34 --upgrade $options \
         --custom-compile-command tests/live/lock.sh --output-file "$name.txt" "$list"
 done
