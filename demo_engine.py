@@ -20,13 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo import kvprobe, say
-from kvprobe.capture.reader import open_capture
-from kvprobe.correlator import Ledger, correlate
+from kvprobe.correlator import Ledger
 from kvprobe.errors import KvprobeError
 from kvprobe.units import duration
 from kvprobe.workload.scratch import Scratch, scratch_filesystem
 from kvprobe.workload.throttle import Limits, throttle
-from tests.live.engine_capture import capture_words, capturing
+from tests.live.engine_capture import capture_words, capturing, seen
 from tests.live.engine_client import Ask, Client, tokens
 from tests.live.engine_process import (
     EngineFailedError,
@@ -94,7 +93,7 @@ def _run(folder: Path, keep: Path) -> None:
         for number, capture, words in ((3, fast, "The disk as it is"), (4, slow, "The slow disk")):
             say(f"\n{number}. {words}.")
             kvprobe("report", capture, "--requests", "3")
-            _in_plain_words(correlate(open_capture(capture)))
+            _in_plain_words(seen(capture).ledger)
 
 
 @contextmanager

@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.reader import open_capture
-from kvprobe.capture.tables import Tables
+from kvprobe.correlator import Ledger, correlate
+from kvprobe.model import Frame
 
 _MOST_SECONDS = 900
 _READY_SECONDS = 90.0
@@ -55,9 +58,19 @@ def _wait_until_recording(process: subprocess.Popen[bytes], said: Path) -> None:
         time.sleep(0.1)
 
 
-def tables(out: Path) -> Tables:
-    """What was recorded."""
-    return open_capture(out)
+@dataclass(frozen=True)
+class Seen:
+    """What a capture holds."""
+
+    manifest: Manifest
+    lookups: Frame
+    ledger: Ledger
+
+
+def seen(out: Path) -> Seen:
+    """Open a capture and join it."""
+    with open_capture(out) as capture:
+        return Seen(capture.manifest, capture.frame("lookups"), correlate(capture))
 
 
 def signal_options(places: Sequence[str]) -> list[str]:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvprobe.capture.tables import Tables
 from tests.live import engine_vllm
-from tests.live.engine_capture import capturing, signal_options, tables
+from tests.live.engine_capture import Seen, capturing, seen, signal_options
 from tests.live.engine_client import Answer, Ask, Client, tokens
 from tests.live.engine_counters import Counters, settled
 from tests.live.engine_lmcache import CHUNK_TOKENS, LMCacheServer
@@ -43,10 +43,10 @@ class Look:
         grown = self.after[server].total(name, **labels) - self.before[server].total(name, **labels)
         return round(grown)
 
-    @property
-    def tables(self) -> Tables:
-        """What kvprobe recorded."""
-        return tables(self.file)
+    @cached_property
+    def seen(self) -> Seen:
+        """What kvprobe saw."""
+        return seen(self.file)
 
 
 class Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvprobe.correlator import Ledger, correlate
+from kvprobe.correlator import Ledger
 from kvprobe.schema import LookupKind, OpKind
 from tests.live.engine_client import Ask, tokens
 from tests.live.engine_node import PROMPTS, FsTierNode, Look, number_of
@@ -29,7 +29,7 @@ def look(fs_tier: FsTierNode) -> Look:
 
 @pytest.fixture(scope="module")
 def ledger(look: Look) -> Ledger:
-    return correlate(look.tables)
+    return look.seen.ledger
 
 
 def counted(look: Look, name: str) -> int:
@@ -38,7 +38,7 @@ def counted(look: Look, name: str) -> int:
 
 def test_hit_map_is_the_engines(look: Look) -> None:
     """One ``access`` a chunk; its answer is the hit or the miss."""
-    lookups = look.tables.frame("lookups")
+    lookups = look.seen.lookups
     tests = (lookups["kind"] == LookupKind.ACCESS) & (lookups["kv_temporary"] == 0)
     hits = int((tests & (lookups["result"] == 0)).sum())
     assert hits == counted(look, "chunk_hits") > 0

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvprobe.correlator import Ledger, correlate
+from kvprobe.correlator import Ledger
 from kvprobe.model import Verdict
 from kvprobe.schema import OpKind
 from kvprobe.workload.scratch import Scratch
-from tests.live.engine_capture import capturing, tables
+from tests.live.engine_capture import capturing, seen
 from tests.live.engine_process import (
     EngineMissingError,
     EngineProcess,
@@ -144,7 +144,7 @@ def look(
             ask(slots, f"c{number}", prompt(1000 + number), restore=False)
         for number in range(len(LENGTHS)):
             told[f"r{number}"] = ask(slots, f"r{number}", prompt(number), restore=True)
-    return told, correlate(tables(out))
+    return told, seen(out).ledger
 
 
 def test_restored_bytes_are_llama_cpps(look: tuple[dict[str, int], Ledger]) -> None:

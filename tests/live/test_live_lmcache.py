@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvprobe.correlator import Ledger, correlate
+from kvprobe.correlator import Ledger
 from tests.live.engine_node import PROMPTS, LMCacheNode, Look, number_of
 
 ROUNDS, CONCURRENCY = 3, 4
@@ -22,7 +22,7 @@ def look(lmcache: LMCacheNode) -> Look:
 
 @pytest.fixture(scope="module")
 def ledger(look: Look) -> Ledger:
-    return correlate(look.tables)
+    return look.seen.ledger
 
 
 def test_all_requests_are_there_once(look: Look, ledger: Ledger) -> None:
@@ -69,4 +69,4 @@ def test_time_to_first_token_is_the_engines(lmcache: LMCacheNode, ledger: Ledger
 
 
 def test_nothing_was_lost(look: Look) -> None:
-    assert not any(loss.lost for loss in look.tables.manifest.losses.values())
+    assert not any(loss.lost for loss in look.seen.manifest.losses.values())

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvprobe.correlator import correlate
 from kvprobe.correlator.cost_model import prefill_terms
 from kvprobe.correlator.ledger import Account
 from kvprobe.correlator.routes import Routes
@@ -31,7 +30,7 @@ def predictions(fs_tier: FsTierNode) -> list[tuple[float, Interval]]:
     ]
     with fs_tier.look() as look:
         look.answers += fs_tier.client.ask_all(asks)
-    accounts = [a for a in correlate(look.tables).accounts if a.spans and a.spans.prefill_ns]
+    accounts = [a for a in look.seen.ledger.accounts if a.spans and a.spans.prefill_ns]
     assert len(accounts) > 0.9 * REQUESTS
     source.shuffle(accounts)
     return [

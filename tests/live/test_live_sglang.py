@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvprobe.capture.tables import Tables
-from kvprobe.correlator import correlate
 from kvprobe.schema import LookupKind, OpKind
 from kvprobe.workload.scratch import Scratch
-from tests.live.engine_capture import capturing, tables
+from tests.live.engine_capture import Seen, capturing, seen
 from tests.live.engine_process import EngineMissingError, python_of
 
 PAGES, PAGE_BYTES = 37, 131_072
@@ -22,7 +20,7 @@ DRIVER = Path(__file__).parent / "drivers" / "sglang_files.py"
 
 
 @pytest.fixture(scope="module")
-def pages(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Tables]:
+def pages(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Seen]:
     """What was stored and loaded in the class's own words, and the capture of the loading."""
     try:
         site = next(Path(python_of("sglang")).parents[1].glob("lib/python3*/site-packages"))
@@ -42,26 +40,26 @@ def pages(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any,
     out = tmp_path_factory.mktemp("kvprobe-sglang") / "look.kvcap"
     with capturing(out, "--root", root, "--engine", "sglang"):
         loaded = drive("load")
-    return stored, loaded, tables(out)
+    return stored, loaded, seen(out)
 
 
-def test_read_bytes_are_the_pages(pages: tuple[Any, Any, Tables]) -> None:
+def test_read_bytes_are_the_pages(pages: tuple[Any, Any, Seen]) -> None:
     _, loaded, capture = pages
-    ops = correlate(capture).ops
+    ops = capture.ledger.ops
     assert loaded == {"hits": PAGES, "equal": PAGES, "bytes": PAGES * PAGE_BYTES}
     assert int(ops["result"][ops["kind"] < OpKind.WRITE].sum()) == loaded["bytes"]
 
 
-def test_keys_are_the_engines(pages: tuple[Any, Any, Tables]) -> None:
+def test_keys_are_the_engines(pages: tuple[Any, Any, Seen]) -> None:
     stored, _, capture = pages
-    ops = correlate(capture).ops
+    ops = capture.ledger.ops
     assert sorted(set(ops["key"].tolist())) == sorted(stored["keys"])
 
 
-def test_hits_and_the_miss_are_seen(pages: tuple[Any, Any, Tables]) -> None:
+def test_hits_and_the_miss_are_seen(pages: tuple[Any, Any, Seen]) -> None:
     """``os.path.exists`` before each page, and for one that was never stored."""
     _, loaded, capture = pages
-    lookups = capture.frame("lookups")
+    lookups = capture.lookups
     known = np.array([key is not None for key in lookups["kv_key"]], bool)
     tests = known & (lookups["kind"] == LookupKind.STAT)
     keys = lookups["kv_key"][tests]

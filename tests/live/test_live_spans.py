@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from kvprobe.correlator import Ledger, correlate
+from kvprobe.correlator import Ledger
 from kvprobe.workload.scratch import Scratch
 from kvprobe.workload.throttle import Limits, throttle
 from tests.live.engine_node import PROMPTS, FsTierNode
@@ -21,7 +21,7 @@ def ledger(fs_tier: FsTierNode, disk: Scratch) -> Ledger:
     limits = Limits(read_bytes_per_s=SLOW_BYTES_PER_S)
     with fs_tier.look() as look, throttle(disk.device, limits, fs_tier.server.process.members()):
         look.answers += fs_tier.client.ask_all(fs_tier.asks(range(PROMPTS)))
-    return correlate(look.tables)
+    return look.seen.ledger
 
 
 def test_load_is_restore_and_not_queue(fs_tier: FsTierNode, ledger: Ledger) -> None:

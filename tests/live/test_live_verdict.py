@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from kvprobe.correlator import Ledger, correlate
+from kvprobe.correlator import Ledger
 from kvprobe.model import Verdict
 from kvprobe.workload.scratch import Scratch
 from kvprobe.workload.throttle import Limits, throttle
@@ -49,7 +49,7 @@ def _ledger(node: FsTierNode, slow_device: int | None, first_seed: int) -> Ledge
         look.answers += node.client.ask_all(computed)
         for _ in range(ROUNDS):
             look.answers += node.client.ask_all(node.asks(range(PROMPTS)))
-    return correlate(look.tables)
+    return look.seen.ledger
 
 
 def _verdicts(ledger: Ledger) -> list[Verdict]:
