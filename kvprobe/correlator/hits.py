@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvprobe.correlator.ledger import Account
 from kvprobe.correlator.totals import times_of_increase
@@ -16,14 +17,38 @@ COUNTED_WITHIN_NS = 200_000_000
 
 
 def fill_in(requests: Frame, host: Frame) -> Frame:
-    """The requests with device hits of 0 where the engine counted none while they waited.
+    """The requests with hits of 0 where the engine counted none while they waited.
 
-    Engines count device hits on their pages and tell of them for some requests only. Tokens that
-    were computed follow where all that was found is known.
+    Engines count device hits on their pages and tell of them for some requests only; and what they
+    tell as a sum was all in storage where they counted none in host memory. Tokens that were
+    computed follow where all that was found is known.
     """
-    counted = times_of_increase(host, "device_hit_tokens")
+    device = requests["device_hit_tokens"]
+    device = np.where((device < 0) & _none_counted(requests, host, "device_hit_tokens"), 0, device)
+    storage, memory = requests["storage_hit_tokens"], requests["host_hit_tokens"]
+    whole = (storage < 0) & (requests["offload_hit_tokens"] >= 0) & (memory <= 0)
+    whole &= _none_counted(requests, host, "host_hit_tokens")
+    requests = {
+        **requests,
+        "device_hit_tokens": device,
+        "storage_hit_tokens": np.where(whole, requests["offload_hit_tokens"], storage),
+        "host_hit_tokens": np.where(whole, 0, memory),
+    }
+    found = told_hits(requests)
+    known = (requests["computed_tokens"] < 0) & (requests["prompt_tokens"] >= 0)
+    known &= (device >= 0) & (found >= 0)
+    computed = np.maximum(requests["prompt_tokens"] - device - found, 0)
+    return {
+        **requests,
+        "computed_tokens": np.where(known, computed, requests["computed_tokens"]),
+    }
+
+
+def _none_counted(requests: Frame, host: Frame, total: str) -> NDArray[np.bool_]:
+    """Whether the engine's page covers the time of a request and the total did not rise in it."""
+    counted = times_of_increase(host, total)
     if counted is None:
-        return requests
+        return np.zeros(len(requests["id"]), bool)
     begin, end, pages = counted
     arrival = requests["arrival_ns"] - doubt(requests)
     done = requests["first_token_ns"] + doubt(requests) + COUNTED_WITHIN_NS
@@ -31,17 +56,8 @@ def fill_in(requests: Frame, host: Frame) -> Frame:
     covered &= (pages[0] <= arrival) & (pages[-1] >= done)
     # Of the times of increase the first that ends after the arrival is the one that may touch it.
     next_rise = np.append(begin, np.iinfo(np.int64).max)[np.searchsorted(end, arrival)]
-    none = covered & (requests["device_hit_tokens"] < 0) & (next_rise >= done)
-    hits = np.where(none, 0, requests["device_hit_tokens"])
-    found = told_hits(requests)
-    known = (requests["computed_tokens"] < 0) & (requests["prompt_tokens"] >= 0)
-    known &= (hits >= 0) & (found >= 0)
-    computed = np.maximum(requests["prompt_tokens"] - hits - found, 0)
-    return {
-        **requests,
-        "device_hit_tokens": hits,
-        "computed_tokens": np.where(known, computed, requests["computed_tokens"]),
-    }
+    none: NDArray[np.bool_] = covered & (next_rise >= done)
+    return none
 
 
 def split(account: Account, bytes_per_token: float | None) -> Account:

@@ -53,11 +53,13 @@ class Waiting:
         start, first_token = requests["prefill_start_ns"], requests["first_token_ns"]
         deadline = np.where(start >= 0, start, first_token)
         deadline = np.where(deadline >= 0, deadline + doubt(requests), _NEVER)
-        arrival = requests["arrival_ns"] - doubt(requests)
-        order = np.argsort(arrival, kind="stable")
+        # Doubt is mostly about the prefill: arrivals keep their order, and by it their bounds.
+        order = np.argsort(requests["arrival_ns"], kind="stable")
         self.order = order[requests["arrival_ns"][order] >= 0]
         self.unit_tokens = unit_tokens
-        self.arrival, self.deadline = arrival[self.order], deadline[self.order]
+        earliest = (requests["arrival_ns"] - doubt(requests))[self.order]
+        self.arrival = np.minimum.accumulate(earliest[::-1])[::-1]
+        self.deadline = deadline[self.order]
         self.prompt = requests["prompt_tokens"][self.order]
         told, device = told_hits(requests)[self.order], requests["device_hit_tokens"][self.order]
         unit = unit_tokens or _NEVER

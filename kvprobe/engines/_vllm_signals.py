@@ -217,6 +217,7 @@ METRICS = Metrics(
         Total("prompt_tokens", "vllm:prompt_tokens_total"),
         Total("device_hit_tokens", "vllm:prefix_cache_hits_total"),
         Total("offload_hit_tokens", "vllm:external_prefix_cache_hits_total"),
+        Total("host_hit_tokens", "vllm:prompt_tokens_cached_by_source_total", {"source": "host"}),
         Total("read_bytes", "vllm:kv_offload_tiering_read_bytes_total", {"tier": r"\d+:fs"}),
         Total("chunk_hits", "vllm:kv_offload_tiering_chunk_hits_total", {"tier": r"\d+:fs"}),
     ),

@@ -12,7 +12,7 @@ from tests.live.engine_node import PROMPTS, FsTierNode, Look, number_of
 from tests.live.engine_vllm import BLOCK_TOKENS
 
 ROUNDS, CONCURRENCY = 3, 4
-NEW = 5
+NEW, NEW_TOKENS = 5, 1009
 NEW_NUMBER = 900
 
 
@@ -22,7 +22,7 @@ def look(fs_tier: FsTierNode) -> Look:
     with fs_tier.look() as look:
         for _ in range(ROUNDS):
             look.answers += fs_tier.client.ask_all(fs_tier.asks(range(PROMPTS)), CONCURRENCY)
-        new = [Ask(f"n{n}-{n}", tokens(1009, n)) for n in range(NEW_NUMBER, NEW_NUMBER + NEW)]
+        new = [Ask(f"n{n}-{n}", tokens(NEW_TOKENS, n)) for n in range(NEW_NUMBER, NEW_NUMBER + NEW)]
         look.answers += fs_tier.client.ask_all(new)
     return look
 
@@ -42,10 +42,11 @@ def test_hit_map_is_the_engines(look: Look) -> None:
     tests = (lookups["kind"] == LookupKind.ACCESS) & (lookups["kv_temporary"] == 0)
     hits = int((tests & (lookups["result"] == 0)).sum())
     assert hits == counted(look, "chunk_hits") > 0
-    # Each new prompt's look-up ends at its first miss; before a store the tier tests once more.
+    # A look-up asks for all chunks of a prompt at once; before a store the tier asks once more.
     misses = int((tests & (lookups["result"] < 0)).sum())
     stored = counted(look, "write_bytes") // FsTierNode.BLOCK_BYTES
-    assert misses == counted(look, "chunk_queries") - counted(look, "chunk_hits") + stored
+    assert stored == NEW * (NEW_TOKENS // BLOCK_TOKENS)
+    assert misses == 2 * stored
 
 
 def test_read_bytes_are_the_engines(look: Look, ledger: Ledger) -> None:
