@@ -180,7 +180,11 @@ class SignalPlace:
 
 @dataclass(frozen=True)
 class Process:
-    """A process as /proc shows it. ``log`` is the file that stdout or stderr goes to."""
+    """A process as /proc shows it. ``log`` is the file that stdout or stderr goes to.
+
+    Paths are those that the process sees; ``seen_from`` is the prefix by which others can open
+    them, empty where that is the same.
+    """
 
     pid: int
     parent: int
@@ -189,6 +193,7 @@ class Process:
     environment: Mapping[str, str]
     folder: str | None = None
     log: str | None = None
+    seen_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,5 +238,7 @@ class Engine:
     """News of an OpenTelemetry span; the function makes a ``Moment`` of wall clock nanoseconds."""
     metrics: Metrics | None = None
     json_files: tuple[JsonFiles, ...] = ()
+    publishes_kv_events: bool = False
+    """Whether it can publish vLLM's KV events over ZMQ."""
     describes_files: bool = True
     """False: its files follow the path scheme of another engine, whose adapter claims them."""

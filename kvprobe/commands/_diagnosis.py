@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 from shutil import which
 
 from kvprobe import engines
+from kvprobe.adapter import RunningEngine
 from kvprobe.bpf import features as kernel_features
 from kvprobe.bpf import readiness
 from kvprobe.bpf.btf import Btf
@@ -22,6 +22,7 @@ from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts
 from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import PathStorage
+from kvprobe.sources.processes import processes
 from kvprobe.sources.topology import Layer, chain_of
 from kvprobe.units import size
 
@@ -188,23 +189,46 @@ def describe(facts: DeviceFacts, sysfs: Path = devices.SYSFS) -> str:
 
 
 def engine_features(path: str | None) -> tuple[Feature, ...]:
-    """Which adapters know a running process, and whose files are below ``path``."""
-    running = running_engines()
+    """Engines that run here, how each is heard, and whose files are below ``path``."""
+    running, problems = engines.running(processes())
     looked_at, recognised = recognise_files(path) if path else (0, {})
-    features = []
-    for name in engines.engines():
-        words = []
-        if pids := running.get(name):
-            words.append(f"runs as process {', '.join(map(str, pids[:3]))}")
-        if count := recognised.get(name):
-            words.append(f"{count} of {looked_at} files below {path} are its KV cache")
-        if words:
-            features.append(Feature("engine", name, *ok("; ".join(words))))
+    features = [feature for each in running for feature in _running_features(each)]
+    for name, count in recognised.items():
+        words = f"{count} of {looked_at} files below {path} are its KV cache"
+        features.append(Feature("engine", name, *ok(words)))
+    for problem in problems:
+        effect = "its folders and signals are not found"
+        features.append(Feature("engine", "options", *degraded(problem, effect, "")))
     return tuple(features) or (Feature("engine", "process", *_no_engine(path, looked_at)),)
 
 
+def _running_features(running: RunningEngine) -> Iterator[Feature]:
+    """What runs, where its KV cache is, what kvprobe reads of it, and what to add."""
+    name = running.engine
+    yield Feature("engine", name, *ok(f"process {running.pid}: {running.shape}"))
+    for root in running.roots:
+        yield Feature("engine", name, *ok(f"KV cache in {root}, {_served_by(root)}"))
+    if running.signals:
+        heard = ", ".join(map(str, running.signals))
+        yield Feature("engine", name, *ok(f"capture reads {heard}"))
+    else:
+        effect = "storage can be shown, but not which request it served"
+        yield Feature("engine", name, *degraded("kvprobe can read nothing of it", effect, ""))
+    for advice in running.advice:
+        fix, _, gain = advice.partition(": ")
+        yield Feature("engine", name, *degraded("could tell more", gain, fix))
+
+
+def _served_by(root: str) -> str:
+    try:
+        storage = devices.storage_of(root)
+    except KvprobeError:
+        return "which is not there yet"
+    return f"on {storage.device.name}" if storage.device else storage.why
+
+
 def _no_engine(path: str | None, looked_at: int) -> Answer:
-    known = [name for name, engine in engines.engines().items() if engine.describes_files]
+    known = [name for name, engine in engines.engines().items() if engine.detect]
     why = f"none is running (known: {', '.join(known)})"
     if path:
         why += f", and none of the {looked_at} files below {path} is KV cache"
@@ -213,29 +237,6 @@ def _no_engine(path: str | None, looked_at: int) -> Answer:
         "storage can be shown, but not which request it served",
         "start the engine, or try: kvprobe workload run",
     )
-
-
-def running_engines(procfs: Path = Path("/proc")) -> dict[str, list[int]]:
-    """Process ids by engine: those whose program or module is named like the engine."""
-    found: dict[str, list[int]] = {}
-    for folder in procfs.glob("[0-9]*"):
-        try:
-            arguments = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-        except OSError:
-            continue  # it has ended
-        for name in engines.engines():
-            if names_engine(arguments, name):
-                found.setdefault(name, []).append(int(folder.name))
-    return {name: sorted(pids) for name, pids in found.items()}
-
-
-def names_engine(arguments: list[str], engine: str) -> bool:
-    """Whether a command line starts this engine: its program, script or ``-m`` module."""
-    words = arguments[:1]
-    if Path(arguments[0]).name.startswith("python"):
-        module = arguments.index("-m") + 1 if "-m" in arguments[:4] else 1
-        words = arguments[module : module + 1]
-    return any(re.match(rf"{engine}(\W|$)", Path(word).name, re.I) for word in words)
 
 
 def recognise_files(path: str) -> tuple[int, dict[str, int]]:

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvprobe import __version__
-from kvprobe.adapter import Signal
 from kvprobe.capture.manifest import Clock, Host, Manifest
+from kvprobe.commands._listening import Listening, add_engine_options
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import DeviceFacts, Filters, Missing
 from kvprobe.sources.live import LiveSource
 
 LOADERS = ("auto", "core", "bcc")
-_EVENTS_ENGINE = "jsonl"
 
 
 def add_source_options(parser: ArgumentParser) -> None:
@@ -54,17 +53,7 @@ def add_source_options(parser: ArgumentParser) -> None:
         help="thin block rows where kvprobe would use more of a core than this for each 100,000 "
         "requests a second (aggregates stay complete; default: never thin)",
     )
-    engine = parser.add_argument_group("the engine")
-    engine.add_argument(
-        "--engine",
-        metavar="NAME",
-        help="whose paths are KV cache, and whose signal it is (default: any that is known)",
-    )
-    engine.add_argument(
-        "--signal",
-        metavar="FILE",
-        help="the engine's request events or log; without --engine in kvprobe's own format",
-    )
+    add_engine_options(parser)
     parser.add_argument(
         "--loader", choices=LOADERS, default="auto", help="how the BPF programs get in"
     )
@@ -120,35 +109,10 @@ def filters_of(options: Namespace, more_tgids: Sequence[int] = ()) -> Filters:
     )
 
 
-def engine_of(options: Namespace) -> tuple[str | None, Signal | None]:
-    """The engine's name where one was given, and its signal, opened.
-
-    Raises:
-        KvprobeError: an unknown engine, one without a signal, or a signal file that is not there.
-    """
-    if options.engine is None and options.signal is None:
-        return None, None
-    from kvprobe import engines
-    from kvprobe.signals import places
-
-    known = engines.engines()
-    if options.engine is not None and options.engine not in known:
-        raise KvprobeError(
-            f"no engine named {options.engine!r}", "known engines: " + ", ".join(sorted(known))
-        )
-    if options.signal is None:
-        return options.engine, None
-    own_format = options.engine in (None, _EVENTS_ENGINE)
-    chosen = list(known.values()) if own_format else [known[options.engine]]
-    signal = places.open_places([places.parse(options.signal, own_format)], chosen)
-    return options.engine or _EVENTS_ENGINE, signal
-
-
 def open_live(
     filters: Filters,
     loader: str,
-    engine_name: str | None,
-    signal: Signal | None,
+    heard: Listening,
     budget_share: float | None = None,
 ) -> tuple[LiveSource, Manifest]:
     """Attach to the running kernel.
@@ -156,8 +120,7 @@ def open_live(
     Args:
         filters: what the kernel keeps.
         loader: one of ``LOADERS``.
-        engine_name: the adapter to use; None for any.
-        signal: the engine's request signal; the source closes it.
+        heard: the engine and its signals; the source closes them.
         budget_share: CPU that kvprobe may use, see ``kvprobe.bpf.governor``; None: unbounded.
 
     Returns:
@@ -189,11 +152,14 @@ def open_live(
             missing=(*session.missing, *_slower(session.loader_why)),
             filters=filters,
             budget_share=budget_share,
-            engine_name=engine_name,
+            engine_name=heard.engine_name,
+            engine=heard.facts,
             devices=watch.devices,
             nvme_paths=watch.paths,
         )
-        source = LiveSource(session, signal, HostSampler(), watch, {"knobs": settings})
+        source = LiveSource(
+            session, heard.signal, HostSampler(), watch, {"knobs": settings}, engine=heard.facts
+        )
         return source, manifest
     except BaseException:
         session.close()

@@ -14,13 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kvprobe.adapter import Signal
 from kvprobe.capture.manifest import Manifest
 from kvprobe.commands import Command
 from kvprobe.commands._child import Child
+from kvprobe.commands._listening import Listening, listen_for
 from kvprobe.commands._live import (
     add_source_options,
-    engine_of,
     filters_of,
     open_live,
     require_root,
@@ -77,12 +76,12 @@ def run(options: Namespace) -> int:
     _check(options)
     require_root("capture")
     out = Path(options.output or time.strftime("kvprobe-%Y%m%d-%H%M%S.kvcap"))
-    engine_name, engine_signal = engine_of(options)
     filters = filters_of(options)
+    heard = listen_for(options, detect=not options.command)
     with _own_process(options.command) as child:
         if child is not None:
             filters = replace(filters, tgids=(*filters.tgids, child.pid))
-        facts = _record(options, out, filters, engine_name, engine_signal, child)
+        facts = _record(options, out, filters, heard, child)
     return _conclude(options, out, facts)
 
 
@@ -124,8 +123,7 @@ def _record(
     options: Namespace,
     out: Path,
     filters: Filters,
-    engine_name: str | None,
-    engine_signal: Signal | None,
+    heard: Listening,
     child: Child | None,
 ) -> Manifest:
     """Record into ``out`` and return what its manifest says."""
@@ -135,9 +133,7 @@ def _record(
     with _Interrupt() as interrupt:
         recorder = Recorder(out, options.force)
         try:
-            source, manifest = _attach(
-                options, filters, engine_name, engine_signal, child, interrupt
-            )
+            source, manifest = _attach(options, filters, heard, child, interrupt)
         except BaseException:
             recorder.discard()
             raise
@@ -153,13 +149,14 @@ def _record(
             final = replace(
                 final,
                 complete=True,
-                signal_understood=source.understood if engine_signal else None,
-                signal_ignored=source.ignored if engine_signal else None,
+                signal_understood=source.understood if heard.signal else None,
+                signal_ignored=source.ignored if heard.signal else None,
                 notes=(
                     *final.notes,
                     *source.notes(),
                     *_said_of(child, options.duration, interrupt),
-                    *_unseen(options, final, engine_signal, source.understood),
+                    *heard.notes(),
+                    *_unseen(options, final, heard, source.understood),
                 ),
             )
             if child is not None:
@@ -175,8 +172,7 @@ def _record(
 def _attach(
     options: Namespace,
     filters: Filters,
-    engine_name: str | None,
-    engine_signal: Signal | None,
+    heard: Listening,
     child: Child | None,
     interrupt: _Interrupt,
 ) -> tuple[LiveSource, Manifest]:
@@ -188,9 +184,7 @@ def _attach(
     """
     budget_share = None if options.budget is None else options.budget / 100
     try:
-        source, manifest = open_live(
-            filters, options.loader, engine_name, engine_signal, budget_share
-        )
+        source, manifest = open_live(filters, options.loader, heard, budget_share)
     except KvprobeError as error:
         if interrupt.seen:  # the signal has also ended a compiler that attaching waited for
             raise KeyboardInterrupt from error
@@ -267,10 +261,10 @@ def _said_of(child: Child | None, seconds: float | None, interrupt: _Interrupt) 
 
 
 def _unseen(
-    options: Namespace, final: Manifest, engine_signal: Signal | None, understood: int
+    options: Namespace, final: Manifest, heard: Listening, understood: int
 ) -> Iterator[str]:
     """Notes on what was asked for and did not show up: a wrong name looks like a quiet machine."""
-    if engine_signal is not None and understood == 0:
+    if heard.signal is not None and understood == 0:
         yield "no request event was read from the signal; requests are unknown"
     losses = [loss for name, loss in final.losses.items() if name in ("ops", "lookups", "block")]
     if (options.root or options.pid) and not any(x.rows + x.lost + x.thinned for x in losses):

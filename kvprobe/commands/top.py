@@ -7,9 +7,9 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
 from kvprobe.commands import Command
+from kvprobe.commands._listening import listen_for
 from kvprobe.commands._live import (
     add_source_options,
-    engine_of,
     filters_of,
     open_live,
     require_root,
@@ -67,10 +67,11 @@ def _live(options: Namespace) -> Feed:
     from kvprobe.dashboard.feed import LiveFeed
 
     require_root("top")
-    engine_name, signal = engine_of(options)
+    filters = filters_of(options)
+    heard = listen_for(options)
     budget = None if options.budget is None else options.budget / 100
     print("kvprobe: attaching ...", file=sys.stderr)
-    source, manifest = open_live(filters_of(options), options.loader, engine_name, signal, budget)
+    source, manifest = open_live(filters, options.loader, heard, budget)
     return LiveFeed(source, manifest, options.window, document.build)
 
 

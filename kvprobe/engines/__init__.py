@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from kvprobe import registry
-from kvprobe.adapter import Engine, KVPath
+from kvprobe.adapter import Engine, KVPath, Process, RunningEngine, SignalPlace
+
+_ODD_OPTIONS = (ValueError, LookupError, TypeError, AttributeError, OSError, ArithmeticError)
+"""What an adapter may stumble over in options that nobody wrote for it."""
 
 
 @lru_cache(maxsize=1)
@@ -30,3 +35,53 @@ def recognise(path: str) -> KVPath | None:
     """The KV key of a path of any engine, or None. Cached: about a million paths a second."""
     found = owner(path)
     return found[1] if found else None
+
+
+def running(processes: Iterable[Process]) -> tuple[tuple[RunningEngine, ...], tuple[str, ...]]:
+    """The engines among processes, and a line for each whose options cannot be read.
+
+    Of a process and its descendants the first counts: workers often keep its command line.
+    Paths are as they can be opened from here.
+    """
+    found: dict[tuple[str, int], RunningEngine] = {}
+    problems = []
+    parents: dict[int, int] = {}
+    for process in processes:
+        parents[process.pid] = process.parent
+        for name, engine in engines().items():
+            try:
+                seen = engine.detect(process) if engine.detect else None
+            except _ODD_OPTIONS as error:
+                problems.append(f"{name}: options of process {process.pid} are odd: {error}")
+                continue
+            if seen is not None:
+                found[name, process.pid] = _from_here(seen, process.seen_from)
+    first = (
+        seen
+        for (name, pid), seen in found.items()
+        if not any((name, above) in found for above in _above(pid, parents))
+    )
+    return tuple(sorted(first, key=lambda seen: (seen.engine, seen.pid))), tuple(problems)
+
+
+def _above(pid: int, parents: dict[int, int]) -> Iterable[int]:
+    seen = {pid}
+    while (pid := parents.get(pid, 0)) and pid not in seen:
+        seen.add(pid)
+        yield pid
+
+
+def _from_here(seen: RunningEngine, prefix: str) -> RunningEngine:
+    """The same with paths that can be opened from this mount namespace."""
+    if not prefix:
+        return seen
+    return replace(
+        seen,
+        roots=tuple(prefix + root for root in seen.roots),
+        signals=tuple(
+            SignalPlace(place.kind, prefix + place.target)
+            if place.kind in ("log", "files", "events")
+            else place
+            for place in seen.signals
+        ),
+    )

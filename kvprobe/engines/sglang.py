@@ -132,4 +132,5 @@ ENGINE = Engine(
     read_span=read_span,
     metrics=METRICS,
     json_files=(REQUEST_FILES,),
+    publishes_kv_events=True,
 )

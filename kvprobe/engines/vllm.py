@@ -264,4 +264,5 @@ ENGINE = Engine(
     log_lines=LOG_LINES,
     read_span=read_span,
     metrics=METRICS,
+    publishes_kv_events=True,
 )

@@ -41,6 +41,15 @@ class CombinedSignal:
         self.ignored: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
 
+    def add(self, feed: Feed) -> None:
+        """Listen to one more feed."""
+        self._feeds = [*self._feeds, feed]
+        self.understood[feed.name] += 0
+
+    def know(self, facts: EngineFacts | None) -> None:
+        """Take facts of the engine that did not come over a signal."""
+        self._learn(facts)
+
     @property
     def late(self) -> int:
         """Messages that came after the row of their request was handed out."""

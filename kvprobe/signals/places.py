@@ -48,19 +48,45 @@ def open_places(places: Sequence[SignalPlace], engines: Sequence[Engine]) -> Com
     Raises:
         KvprobeError: a place cannot be opened, and why.
     """
-    feeds: list[Feed] = []
-    whole: list[Signal] = []
-    signal = CombinedSignal(feeds, whole)
+    places = list(dict.fromkeys(places))
+    signal = CombinedSignal([], [_events(p.target) for p in places if p.kind == EVENTS])
     try:
-        for place in dict.fromkeys(places):
-            if place.kind == EVENTS:
-                whole.append(_events(place.target))
-            else:
-                feeds.append(_OPENERS[place.kind](place.target, engines))
+        for place in places:
+            if place.kind != EVENTS:
+                signal.add(open_feed(place, engines))
     except BaseException:
         signal.close()
         raise
     return signal
+
+
+def open_feed(place: SignalPlace, engines: Sequence[Engine]) -> Feed:
+    """Open one place of any kind but ``events``.
+
+    Raises:
+        KvprobeError: it cannot be opened, and why; or none of the engines says anything there.
+    """
+    if not any(place.kind in kinds_of(engine) for engine in engines):
+        names = ", ".join(engine.name for engine in engines)
+        kinds = dict.fromkeys(kind for engine in engines for kind in kinds_of(engine))
+        raise KvprobeError(
+            f"kvprobe reads no signal {place.kind} of {names}",
+            "those it reads: " + ", ".join([EVENTS, *kinds]),
+        )
+    return _OPENERS[place.kind](place.target, engines)
+
+
+def kinds_of(engine: Engine) -> tuple[str, ...]:
+    """The kinds of places where this engine can be heard."""
+    said = {
+        "log": engine.log_lines,
+        "journal": engine.log_lines,
+        "files": engine.json_files,
+        "metrics": engine.metrics,
+        "otlp": engine.read_span,
+        "kv-events": engine.publishes_kv_events,
+    }
+    return tuple(kind for kind, what in said.items() if what)
 
 
 def _events(path: str) -> Signal:

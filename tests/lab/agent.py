@@ -24,6 +24,7 @@ from typing import Any
 
 from kvprobe.capture.record import record
 from kvprobe.capture.recorder import Recorder
+from kvprobe.commands._listening import AUTO, listen
 from kvprobe.commands._live import open_live
 from kvprobe.model import Filters
 from tests.lab.case import Backing, Case, Fault, Topology, Work, load
@@ -87,13 +88,11 @@ def _record(
 ) -> None:
     """One capture around the case's work."""
     recorder = Recorder(Path("/run") / f"{case.name}.kvcap")  # memory: the share is slow
-    signal = None
-    if events is not None:
-        from kvprobe.signals.events import EventSignal
-
-        signal = EventSignal(str(events))
+    signals = [] if events is None else [f"events:{events}"]
     try:
-        source, manifest = open_live(Filters(), "auto", None, signal)
+        source, manifest = open_live(
+            Filters(), "auto", listen(AUTO, signals, None, [], detect=False)
+        )
         clock("attach")
         worker = _Worker(case, built, events)
         worker.start()
