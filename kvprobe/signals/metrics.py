@@ -35,7 +35,6 @@ MOST_SAMPLES = 10_000
 MOST_ROWS_WAITING = 200_000
 _LOOK_S = 0.02
 _ACCEPT = "text/plain; version=0.0.4"
-_OPENMETRICS = "application/openmetrics-text"
 _PIECE = 1 << 16
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _NOT_COUNTED = ("_bucket", "_created")
@@ -163,7 +162,6 @@ class MetricsFeed:
 
 class _Page(NamedTuple):
     time_ns: int
-    content_type: str
     body: bytes
 
 
@@ -200,7 +198,7 @@ class _PageAt:
                 body = self._body(response)
                 if time.monotonic() > self._deadline:  # what was cut looks like an end
                     raise TimeoutError
-                return _Page(time_ns, response.headers.get("Content-Type", ""), body)
+                return _Page(time_ns, body)
         finally:
             self._socket, self._deadline = None, math.inf
             connection.close()
@@ -260,6 +258,8 @@ def _checked(url: str) -> SplitResult:
 class _Reader:
     """The wanted samples of a page, in Prometheus' text format or as OpenMetrics.
 
+    Line by line they are alike: an exemplar stands where a time does, and both are skipped.
+
     The parser is careful and slow, and a page has the same series each second: what it made of a
     series is kept, and then only its value is read.
     """
@@ -270,7 +270,6 @@ class _Reader:
 
     def samples(self, page: _Page) -> tuple[list[Sample], int]:
         """Samples, and how many lines are not understood."""
-        exemplars = page.content_type.lower().startswith(_OPENMETRICS)
         *lines, rest = page.body.decode(errors="replace").split("\n")
         ignored = int(bool(rest))  # a line without its end may be a part of one
         samples: list[Sample] = []
@@ -278,8 +277,6 @@ class _Reader:
         for line in lines:
             if not self._is_wanted(line):
                 continue
-            if exemplars:
-                line = line.rpartition(" # {")[0] or line
             series, _, value = line.rpartition(" ")
             try:
                 if len(samples) >= MOST_SAMPLES or len(line) > MOST_LINE_CHARS:

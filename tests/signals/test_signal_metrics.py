@@ -419,7 +419,7 @@ def test_a_page_that_hangs_holds_up_neither_poll_nor_close(
 
 def test_a_page_without_end(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MOST_BYTES", 100_003)
-    bodies = [b"a 1\n" * 25_000, b"a 1\n" * 25_001]
+    bodies = [b"a 1\n" + b"# b\n" * 24_999, b"a 1\n" + b"# b\n" * 25_000]
     feed = MetricsFeed(serve(lambda handler: page(bodies[0])(handler)).url, [WHOLE])
     until(feed, pages(1))
     bodies.reverse()
@@ -433,8 +433,8 @@ def test_a_page_without_end(serve: Callable[..., Server], monkeypatch: pytest.Mo
 def read(body: bytes, keep: str = "") -> tuple[list[Sample], int]:
     wanted = re.compile(keep)
     reader = metrics._Reader(lambda name: wanted.match(name) is not None)
-    first = reader.samples(metrics._Page(1, "", body))
-    assert reader.samples(metrics._Page(2, "", body)) == first  # as remembered
+    first = reader.samples(metrics._Page(1, body))
+    assert reader.samples(metrics._Page(2, body)) == first  # as remembered
     return first
 
 
@@ -453,11 +453,17 @@ def test_a_last_line_without_an_end_may_be_a_part() -> None:
 
 def test_time_stamps_of_samples_are_not_values() -> None:
     reader = metrics._Reader(lambda name: True)
-    for value in (3, 5):
+    for value in (3, 3, 5, 5):
         body = b'a{b="c"} %d 1796145464460\nd %d\n' % (value, value)
-        samples, ignored = reader.samples(metrics._Page(1, "", body))
+        samples, ignored = reader.samples(metrics._Page(1, body))
         assert samples == [Sample("a", {"b": "c"}, value), Sample("d", {}, value)]
         assert ignored == 0
+
+
+def test_labels_are_in_the_order_of_their_names() -> None:
+    samples, _ = read(b'a{z="1",b="3",a="2"} 5\n')
+    [row] = metrics._Rows().changed(7, samples)
+    assert row == {"time_ns": 7, "metric": "a", "subject": "a=2,b=3,z=1", "value": 5.0}
 
 
 def test_long_lines_and_too_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,11 +476,10 @@ def test_long_lines_and_too_many_samples(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b'a{b="', b'"} 1', b"\\", b" # {"])))
 def test_nothing_on_a_page_raises(parts: list[bytes]) -> None:
     body = b"\n".join([b"a 1", b"a" + b"".join(parts), *parts, b""])
-    for kind in ("", "application/openmetrics-text"):
-        reader = metrics._Reader(lambda name: True)
-        for _ in range(2):
-            samples, _ = reader.samples(metrics._Page(1, kind, body))
-            assert Sample("a", {}, 1.0) in samples
+    reader = metrics._Reader(lambda name: True)
+    for _ in range(2):
+        samples, _ = reader.samples(metrics._Page(1, body))
+        assert Sample("a", {}, 1.0) in samples
 
 
 def test_rows_that_nobody_polls_for_are_lost_and_counted(
