@@ -43,8 +43,8 @@ Row = tuple[str, str, float]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "INTERVAL_S", 0.02)
-    monkeypatch.setattr(metrics, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(metrics, "LAST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(metrics, "TIMEOUT_S", 10)
+    monkeypatch.setattr(metrics, "LAST_TIMEOUT_S", 10)
     monkeypatch.setattr(metrics, "LONGEST_PAUSE_S", 0.08)
 
 
@@ -184,7 +184,8 @@ def test_a_real_exposition() -> None:
         server.shutdown()
         server.server_close()
         thread.join()
-    assert sorted(rows([last])) == sorted(
+    # A page between the last change and the end may have told it already.
+    assert sorted(set(rows([last]))) == sorted(
         [
             ("load_bytes_total", "engine=0,tier=1:fs", 1019.0),
             ("load_bytes_total", 'engine=0,tier=a"b\\c\nd', 3.0),
@@ -194,6 +195,8 @@ def test_a_real_exposition() -> None:
             ("strange", "", 7.0),
         ]
     )
+    ends = {row["metric"]: row["time_ns"] for row in last.counters}
+    assert len(set(ends.values())) == 1
     assert max(row["time_ns"] for row in last.counters) > before_ns
     assert total([*first, *second, *third, last], "ignored") == 0
 
@@ -396,8 +399,10 @@ SLOW = [
 
 @pytest.mark.parametrize("answer", SLOW)
 def test_a_page_that_hangs_holds_up_neither_poll_nor_close(
-    serve: Callable[..., Server], answer: Any
+    serve: Callable[..., Server], answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(metrics, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(metrics, "LAST_TIMEOUT_S", 0.3)
     server = serve(answer)
     feed = MetricsFeed(server.url, [WHOLE])
     slowest = 0.0
