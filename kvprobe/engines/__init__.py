@@ -48,6 +48,8 @@ def running(processes: Iterable[Process]) -> tuple[tuple[RunningEngine, ...], tu
     parents: dict[int, int] = {}
     for process in processes:
         parents[process.pid] = process.parent
+        if _is_kvprobe(process.arguments):
+            continue  # its command line may hold an engine's, behind --
         for name, engine in engines().items():
             try:
                 seen = engine.detect(process) if engine.detect else None
@@ -62,6 +64,11 @@ def running(processes: Iterable[Process]) -> tuple[tuple[RunningEngine, ...], tu
         if not any((name, above) in found for above in _above(pid, parents))
     )
     return tuple(sorted(first, key=lambda seen: (seen.engine, seen.pid))), tuple(problems)
+
+
+def _is_kvprobe(arguments: tuple[str, ...]) -> bool:
+    programs = [word.rpartition("/")[2] for word in arguments[:2]]
+    return "kvprobe" in programs or arguments[1:3] == ("-m", "kvprobe")
 
 
 def _above(pid: int, parents: dict[int, int]) -> Iterable[int]:

@@ -45,9 +45,9 @@ def _is_python(options: Options) -> bool:
 def _is_server(options: Options) -> bool:
     if not _is_python(options):
         return False  # a shell or a container's client that has the same words
-    programs = [os.path.basename(word) for word in options.rest]
     module = options.text("m") or ""
-    return ("lmcache", "server") in pairwise(programs) or (
+    programs = [os.path.basename(word) for word in options.rest[:3]]
+    return (not module and ("lmcache", "server") in pairwise(programs)) or (
         module.startswith("lmcache.v1.multiprocess.") and module.endswith("server")
     )
 

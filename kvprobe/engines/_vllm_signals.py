@@ -86,7 +86,7 @@ def _slot_file(match: re.Match[str], when: Moment | None) -> News:
     return EngineFacts(
         "vllm",
         root=match[1].rpartition("/")[0] or None,
-        unit_bytes=int(match[2]),
+        unit_bytes=int(match[2]) or None,
         direct=match[3] == "False",
         reads_in_flight=1,
         prefetch=False,

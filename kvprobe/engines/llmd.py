@@ -100,7 +100,9 @@ def translate(knob: str, value: int, engine: EngineFacts) -> EngineSetting:
         share = "; read_preferring_ratio of them (0.75) take reads first"
         return EngineSetting("threads_per_gpu", threads, where + share)
     if knob == "prefetch_horizon":
-        return EngineSetting(None, None, "vLLM restores when it schedules; llm-d has no prefetch")
+        return EngineSetting(
+            None, None, "vLLM restores when it schedules; llm-d (0.8) has no prefetch"
+        )
     return EngineSetting(None, None, f"llm-d has no setting for {knob}")
 
 

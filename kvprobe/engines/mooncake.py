@@ -200,7 +200,7 @@ def translate(knob: str, value: int, engine: EngineFacts) -> EngineSetting:
             None,
             None,
             "an object of Mooncake is a block or page of the engine that stores it: set that there "
-            "(vLLM --block-size, SGLang --page-size). "
+            "(vLLM --block-size, SGLang --page-size), then restart. "
             "MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES (256 MiB) only says how many go in one file",
         )
     if knob == "bytes_in_flight":
@@ -217,7 +217,8 @@ def translate(knob: str, value: int, engine: EngineFacts) -> EngineSetting:
         return EngineSetting(
             None,
             None,
-            "Mooncake does not know which requests wait, so that it cannot restore for them ahead; "
+            "Mooncake (0.3.13) does not know which requests wait, so that it cannot restore for "
+            "them ahead; "
             "mooncake_master --promotion_on_hit=true brings objects back to memory that were read "
             "from SSD twice (--promotion_admission_threshold 2, --promotion_max_per_heartbeat 1)",
         )

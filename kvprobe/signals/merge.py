@@ -28,6 +28,9 @@ MOST_OPEN = 100_000
 LOOK_NS = SECOND_NS // 4
 SUFFIX_CHARS = 9
 """``-`` and 8 random hex digits."""
+MOST_ID_CHARS = 512
+_MOST = 1 << 62
+"""Times and counts beyond it are nonsense, and no table holds them."""
 
 
 @dataclass(eq=False)
@@ -47,9 +50,10 @@ class _Request:
 
     def take(self, news: RequestNews) -> None:
         for column, moment in news.times.items():
-            if _is_better(column, moment, self.times.get(column)):
+            possible = moment.earliest_ns > -_MOST and moment.latest_ns < _MOST
+            if possible and _is_better(column, moment, self.times.get(column)):
                 self.times[column] = moment
-        self.tokens.update(news.tokens)
+        self.tokens.update({n: count for n, count in news.tokens.items() if 0 <= count < _MOST})
         self.units.update({name: (count, news.of_units) for name, count in news.units.items()})
         self.keys = news.keys or self.keys
         if not news.internal:
@@ -134,6 +138,8 @@ class RequestMerger:
 
     def take(self, news: RequestNews, now_ns: int, last_word: bool) -> None:
         """Add what one message says; ``now_ns`` is CLOCK_MONOTONIC."""
+        if not 0 < len(news.id) <= MOST_ID_CHARS:
+            return
         request = self._named.get(news.id)
         if request is None or (request.ended and not news.internal):
             request = self._other(news) or request
