@@ -28,7 +28,7 @@ _STAMP = re.compile(
     )
     (?P<hour>\d\d) : (?P<minute>\d\d) : (?P<second>\d\d)
     (?: [.,] (?P<fraction>\d{1,9}) )?
-    (?P<zone> Z | [+-]\d\d:?\d\d | \ [+-]\d{4}(?=\]) )?
+    (?P<zone> Z | [+-]\d\d:?\d\d | \ [+-]\d{4}\] )?
     """,
     re.VERBOSE | re.ASCII,
 )
@@ -102,7 +102,7 @@ def _zoned(text: str) -> Stamp | None:
     zone = found and found["zone"]
     if not found or not zone:
         return None
-    zone = zone.strip().replace(":", "")
+    zone = zone.strip(" ]").replace(":", "")
     ahead = 0 if zone == "Z" else int(zone[:3]) * 60 + int(zone[0] + zone[3:])
     year, *rest = _fields(found)
     wall_ns = None if year is None else _utc_ns(year, *rest, ahead)

@@ -301,8 +301,10 @@ def test_a_line_that_never_ends(path: Path) -> None:
 
 def test_bytes_that_are_no_text(path: Path) -> None:
     junk = bytes(range(256)).replace(b"\n", b"").replace(b"\r", b"")
-    batch = read_log(path, junk + hit("a") + hit("b\xff") + junk * 100 + b"\n" + hit("c"))
-    assert names(batch) == ["a", "b\ufffd", "c"] or names(batch) == ["a", "b\xff", "c"]
+    batch = read_log(
+        path, junk + hit("a") + hit("b").replace(b" b ", b" b\xff ") + junk * 100 + b"\n" + hit("c")
+    )
+    assert names(batch) == ["a", "b\ufffd", "c"]
 
 
 def test_nul_bytes_are_dropped(path: Path) -> None:
