@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shutil import which
+from typing import NamedTuple
 
 from kvprobe import engines
 from kvprobe.adapter import RunningEngine
@@ -18,11 +19,12 @@ from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.features import Answer, Feature, State, absent, degraded, ok
 from kvprobe.bpf.readiness import ProbeState
 from kvprobe.commands._chain_text import queues_in_words
+from kvprobe.commands._listening import running_engines
 from kvprobe.errors import KvprobeError
 from kvprobe.model import DeviceFacts
 from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import PathStorage
-from kvprobe.sources.processes import processes
+from kvprobe.sources.processes import Environment, processes
 from kvprobe.sources.topology import Layer, chain_of
 from kvprobe.units import size
 
@@ -49,6 +51,7 @@ class Diagnosis:
     shows: tuple[str, ...]
     summary: str
     chain: Layer | None = None
+    engines: tuple[RunningEngine, ...] = ()
 
 
 def diagnose(path: str | None) -> Diagnosis:
@@ -60,6 +63,7 @@ def diagnose(path: str | None) -> Diagnosis:
     storage = storage_features(path)  # first: a mistyped path should cost nobody a second
     chain = None if path is None else chain_of(path)
     kernel = kernel_features.survey()
+    running = _Running.here()
     states, broken = _probe_states()
     features = (
         *kernel,
@@ -68,14 +72,15 @@ def diagnose(path: str | None) -> Diagnosis:
         *broken,
         *storage,
         *nvme_features(),
-        *engine_features(path if path and os.path.isdir(path) else None),
+        *engine_features(path if path and os.path.isdir(path) else None, running),
         *tool_features(),
         *gpu_features(),
     )
     stopping = [feature for feature in features if feature.stops_capture]
     shows = tuple(_TABLES.get(s.probe.table, s.probe.table) for s in states if s.attaches)
     summary = _impossible(stopping) if stopping else _possible(features, shows)
-    return Diagnosis(features, not stopping, () if stopping else shows, summary, chain)
+    shown = () if stopping else shows
+    return Diagnosis(features, not stopping, shown, summary, chain, running.engines)
 
 
 def _probe_states() -> tuple[tuple[ProbeState, ...], tuple[Feature, ...]]:
@@ -188,11 +193,36 @@ def describe(facts: DeviceFacts, sysfs: Path = devices.SYSFS) -> str:
 # ---------------------------------------------------------------- engines
 
 
-def engine_features(path: str | None) -> tuple[Feature, ...]:
+class _Running(NamedTuple):
+    """What runs here; of the processes in ``hidden`` the environment cannot be read."""
+
+    engines: tuple[RunningEngine, ...]
+    problems: tuple[str, ...]
+    hidden: frozenset[int]
+
+    @classmethod
+    def here(cls) -> _Running:
+        table = list(processes())
+        environments = {process.pid: process.environment for process in table}
+        found, problems = running_engines(table)
+        hidden = (
+            each.pid
+            for each in found
+            if isinstance(of := environments[each.pid], Environment) and not of.is_readable
+        )
+        return cls(found, problems, frozenset(hidden))
+
+
+def engine_features(path: str | None, running: _Running | None = None) -> tuple[Feature, ...]:
     """Engines that run here, how each is heard, and whose files are below ``path``."""
-    running, problems = engines.running(processes())
+    found, problems, hidden = running or _Running.here()
     looked_at, recognised = recognise_files(path) if path else (0, {})
-    features = [feature for each in running for feature in _running_features(each)]
+    features: list[Feature] = []
+    for each in found:
+        features += _running_features(each)
+        if each.pid in hidden:
+            why, effect = "its environment is hidden", "folders and signals may be others"
+            features.append(Feature("engine", each.engine, *degraded(why, effect, "")))
     for name, count in recognised.items():
         words = f"{count} of {looked_at} files below {path} are its KV cache"
         features.append(Feature("engine", name, *ok(words)))
@@ -220,6 +250,8 @@ def _running_features(running: RunningEngine) -> Iterator[Feature]:
 
 
 def _served_by(root: str) -> str:
+    if root.startswith("/proc/"):
+        return "inside its container"
     try:
         storage = devices.storage_of(root)
     except KvprobeError:

@@ -17,7 +17,7 @@ from typing import Any
 from kvprobe.capture.manifest import Manifest
 from kvprobe.commands import Command
 from kvprobe.commands._child import Child
-from kvprobe.commands._listening import Listening, listen_for
+from kvprobe.commands._listening import Listening, about_to_run, listen_for
 from kvprobe.commands._live import (
     add_source_options,
     filters_of,
@@ -77,11 +77,18 @@ def run(options: Namespace) -> int:
     require_root("capture")
     out = Path(options.output or time.strftime("kvprobe-%Y%m%d-%H%M%S.kvcap"))
     filters = filters_of(options)
-    heard = listen_for(options, detect=not options.command)
-    with _own_process(options.command) as child:
+    with _own_process(options.command) as child:  # first: listening takes threads
+        command = None
         if child is not None:
             filters = replace(filters, tgids=(*filters.tgids, child.pid))
-        facts = _record(options, out, filters, heard, child)
+            command = about_to_run(child.pid, options.command)
+        heard = listen_for(options, command)
+        try:
+            facts = _record(options, out, filters, heard, child)
+        finally:
+            heard.close()
+    for line in heard.counts():
+        print(f"kvprobe: {line}", file=sys.stderr)
     return _conclude(options, out, facts)
 
 
@@ -132,6 +139,7 @@ def _record(
 
     with _Interrupt() as interrupt:
         recorder = Recorder(out, options.force)
+        heard.tell()
         try:
             source, manifest = _attach(options, filters, heard, child, interrupt)
         except BaseException:

@@ -69,9 +69,14 @@ def _live(options: Namespace) -> Feed:
     require_root("top")
     filters = filters_of(options)
     heard = listen_for(options)
+    heard.tell()
     budget = None if options.budget is None else options.budget / 100
     print("kvprobe: attaching ...", file=sys.stderr)
-    source, manifest = open_live(filters, options.loader, heard, budget)
+    try:
+        source, manifest = open_live(filters, options.loader, heard, budget)
+    except BaseException:
+        heard.close()
+        raise
     return LiveFeed(source, manifest, options.window, document.build)
 
 

@@ -20,7 +20,9 @@ _SECOND_NS = 1_000_000_000
 class CombinedSignal:
     """Satisfies ``Signal``: feeds, whose news are merged, and signals that give whole rows.
 
-    ``understood``, ``ignored`` and ``lost`` count messages for each feed by its name.
+    ``understood``, ``ignored`` and ``lost`` count messages for each feed by its name; ``notes`` are
+    what feeds say of themselves. ``patience_s`` is how long ``close`` waits for the last word of
+    engines that have been heard.
     """
 
     def __init__(
@@ -40,6 +42,9 @@ class CombinedSignal:
         self.understood: Counter[str] = Counter()
         self.ignored: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self.patience_s = 0.0
+        self._closed = False
 
     def add(self, feed: Feed) -> None:
         """Listen to one more feed."""
@@ -58,39 +63,57 @@ class CombinedSignal:
     def poll(self) -> SignalBatch:
         """Return what is new; never blocks."""
         return self._batch(
-            [feed.poll(self._clock) for feed in self._feeds],
+            [(feed, feed.poll(self._clock)) for feed in self._feeds],
             [signal.poll() for signal in self._whole],
         )
 
+    def end(self) -> SignalBatch:
+        """Return what there is as the window ends; only feeds with the last word stay open."""
+        early = [feed for feed in self._feeds if not feed.last_word]
+        batch = self._batch(
+            [(feed, feed.close(self._clock)) for feed in early],
+            [signal.end() for signal in self._whole],
+        )
+        self._feeds = [feed for feed in self._feeds if feed.last_word]
+        return batch
+
     def close(self) -> SignalBatch:
-        """Return the rest, requests that never finished included."""
+        """Return the rest, requests that never finished included; nothing the second time."""
+        if self._closed:
+            return SignalBatch()
+        self._closed = True
+        if any(feed.last_word and self.understood[feed.name] for feed in self._feeds):
+            time.sleep(self.patience_s)
         return self._batch(
-            [feed.close(self._clock) for feed in self._feeds],
+            [(feed, feed.close(self._clock)) for feed in self._feeds],
             [signal.close() for signal in self._whole],
             last=True,
         )
 
     def _batch(
-        self, heard: Sequence[FeedBatch], whole: Sequence[SignalBatch], last: bool = False
+        self,
+        heard: Sequence[tuple[Feed, FeedBatch]],
+        whole: Sequence[SignalBatch],
+        last: bool = False,
     ) -> SignalBatch:
         now_ns = self._now()
         if now_ns - self._looked_ns >= _SECOND_NS:
             self._looked_ns = now_ns
             self._clock.look()
-        for feed, news in zip(self._feeds, heard, strict=True):
+        for feed, news in heard:
             self._take(feed, news, now_ns)
         for batch in whole:
             self._learn(batch.engine)
         unit_tokens = self._engine.unit_tokens if self._engine else None
         requests, keys = self._merger.release(now_ns, last, unit_tokens)
         engine, self._said = self._said, None
-        counters: list[Mapping[str, Any]] = [row for b in heard for row in b.counters]
+        counters: list[Mapping[str, Any]] = [row for _, b in heard for row in b.counters]
         return SignalBatch(
             requests=[*requests, *(row for b in whole for row in b.requests)],
             keys=[*keys, *(row for b in whole for row in b.keys)],
             engine=engine,
-            understood=sum(b.understood for b in heard) + sum(b.understood for b in whole),
-            ignored=sum(b.ignored for b in heard) + sum(b.ignored for b in whole),
+            understood=sum(b.understood for _, b in heard) + sum(b.understood for b in whole),
+            ignored=sum(b.ignored for _, b in heard) + sum(b.ignored for b in whole),
             counters=[*counters, *(row for b in whole for row in b.counters)],
         )
 
@@ -98,6 +121,7 @@ class CombinedSignal:
         self.understood[feed.name] += batch.understood
         self.ignored[feed.name] += batch.ignored
         self.lost[feed.name] += batch.lost
+        self.notes += batch.notes
         for news in batch.news:
             if isinstance(news, EngineFacts):
                 self._learn(news)

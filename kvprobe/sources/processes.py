@@ -7,6 +7,7 @@ Paths in the arguments of a process in a container are those that the process se
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvprobe.adapter import Process
 PROCFS = Path("/proc")
 _STANDARD = ("1", "2")
 _MOST_BYTES = 1 << 20
+_ELSEWHERE = re.compile(r"/proc/(\d+)/root(/.*)", re.DOTALL)
 
 
 class Environment(Mapping[str, str]):
@@ -24,6 +26,13 @@ class Environment(Mapping[str, str]):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[str, str] | None = None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this process may read it: root, and who owns the other one."""
+        return os.access(self._folder / "environ", os.R_OK) and bool(
+            _text(self._folder / "environ")
+        )
 
     def _values(self) -> dict[str, str]:
         if self._read is None:
@@ -63,6 +72,52 @@ def processes(procfs: Path = PROCFS) -> Iterator[Process]:
             log=_log(folder, prefix),
             seen_from=prefix,
         )
+
+
+def own_name(path: str) -> str:
+    """The name by which this process has a file of a container (one below a ``seen_from``).
+
+    The same folder is often mounted here too, under the same or another name; else ``path``.
+    """
+    elsewhere = _ELSEWHERE.fullmatch(path)
+    if elsewhere is None:
+        return path
+    pid, inside = elsewhere.groups()
+    for name in (inside, *_names_by_mounts(pid, inside)):
+        try:
+            if os.path.samefile(path, name):
+                return name
+        except OSError:
+            continue
+    return path
+
+
+def _names_by_mounts(pid: str, inside: str) -> Iterator[str]:
+    """Where the file system that a process has a path on is mounted here."""
+    theirs = [m for m in _mounts(PROCFS / pid) if _is_below(inside, m[2])]
+    if not theirs:
+        return
+    device, root, point = max(theirs, key=lambda mount: len(mount[2]))
+    below = os.path.join(root, inside[len(point) :].lstrip("/"))
+    for other, top, place in _mounts(PROCFS / "self"):
+        if other == device and _is_below(below, top):
+            yield os.path.join(place, below[len(top) :].lstrip("/"))
+
+
+def _mounts(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Device, folder of its file system, and mount point, of each line of mountinfo."""
+    for line in _text(folder / "mountinfo").splitlines():
+        fields = line.split(" ", 5)
+        if len(fields) == 6:
+            yield fields[2], _unescaped(fields[3]), _unescaped(fields[4])
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _log(folder: Path, prefix: str) -> str | None:

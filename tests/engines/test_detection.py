@@ -179,7 +179,7 @@ def heard(listening: _listening.Listening) -> set[str]:
 
 
 def test_auto_listens_to_what_runs(server: subprocess.Popen[str], tmp_path: Path) -> None:
-    found = listen(AUTO, [], str(tmp_path / "kv"), [])
+    found = listen(AUTO, [], str(tmp_path / "kv"), [server.pid])
     assert heard(found) == {"metrics", "otlp", "log"}
     assert found.engine_name is None and found.facts is not None
     assert (found.facts.name, found.facts.model) == ("vllm", "some/model")
@@ -197,13 +197,13 @@ def test_the_users_word_goes_before(server: subprocess.Popen[str], tmp_path: Pat
 
 
 def test_only_engines_that_are_traced(server: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert listen(AUTO, [], str(tmp_path / "elsewhere"), []).signal is None
+    assert listen(AUTO, [], str(tmp_path / "elsewhere"), [server.pid]).signal is None
     with subprocess.Popen(["sleep", "60"]) as other:
         assert listen(AUTO, [], None, [other.pid]).signal is None
         other.kill()
     assert heard(listen(AUTO, [], None, [server.pid])) == {"metrics", "otlp", "log"}
     assert listen(AUTO, [], None, [], detect=False).signal is None
-    assert listen("lmcache", [], str(tmp_path / "kv"), []).signal is None
+    assert listen("lmcache", [], str(tmp_path / "kv"), [server.pid]).signal is None
 
 
 def test_a_port_that_somebody_has_is_told(server: subprocess.Popen[str], tmp_path: Path) -> None:
