@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from kvprobe.adapter import RequestNews
 from kvprobe.clock import Moment
@@ -24,6 +25,8 @@ AFTER_SILENCE_NS = 300 * SECOND_NS
 """A request of which nothing more is heard; a long prompt may be prefilled for minutes."""
 BLUR = 0.1
 """Doubt about a time, as a share of the time to first token, beyond which it says too little."""
+APART_NS = SECOND_NS
+"""An arrival so much later than all that is known of a request is of another with the same id."""
 MOST_OPEN = 100_000
 LOOK_NS = SECOND_NS // 4
 SUFFIX_CHARS = 9
@@ -31,6 +34,7 @@ SUFFIX_CHARS = 9
 MOST_ID_CHARS = 512
 _MOST = 1 << 62
 """Times and counts beyond it are nonsense, and no table holds them."""
+_ORDER = ("arrival_ns", "scheduled_ns", "prefill_start_ns", "prefill_end_ns", "first_token_ns")
 
 
 @dataclass(eq=False)
@@ -61,7 +65,7 @@ class _Request:
 
     def row(self, unit_tokens: int | None) -> dict[str, Any]:
         row: dict[str, Any] = {c.name: UNKNOWN for c in REQUESTS.columns} | {"id": self.id}
-        times = self._sharp_times()
+        times = _in_order(self._sharp_times())
         row |= {column: moment.middle_ns for column, moment in times.items()}
         row |= self._units_in_tokens(unit_tokens) | self.tokens
         row["uncertainty_ns"] = max((m.uncertainty_ns for m in times.values()), default=UNKNOWN)
@@ -92,11 +96,38 @@ class _Request:
                     told[name] = count * unit_tokens // (of // whole)
         return told
 
+    @property
+    def last_ns(self) -> int | None:
+        """The latest that is known of it."""
+        return max((moment.latest_ns for moment in self.times.values()), default=None)
+
     def key_rows(self) -> list[dict[str, Any]]:
         return [
             {"request_id": self.id, "position": place, "key": key}
             for place, key in enumerate(self.keys)
         ]
+
+
+def _in_order(times: dict[str, Moment]) -> dict[str, Moment]:
+    """The times narrowed by the order in which they come; as they are where they contradict it.
+
+    A log's whole second says of an arrival that it was before the first token.
+    """
+    known = [column for column in _ORDER if column in times]
+    earliest = [times[column].earliest_ns for column in known]
+    latest = [times[column].latest_ns for column in known]
+    earliest = list(accumulate(earliest, max))
+    latest = list(accumulate(reversed(latest), min))[::-1]
+    if any(low > high for low, high in zip(earliest, latest, strict=True)):
+        return times
+    narrowed = map(Moment, earliest, latest)
+    return {**times, **dict(zip(known, narrowed, strict=True))}
+
+
+def _used_again(news: RequestNews, last_ns: int | None) -> bool:
+    """Whether another request has the same id: it arrives when all of the known one is over."""
+    arrival = news.times.get("arrival_ns")
+    return arrival is not None and last_ns is not None and arrival.earliest_ns > last_ns + APART_NS
 
 
 def _is_better(column: str, moment: Moment, known: Moment | None) -> bool:
@@ -105,7 +136,7 @@ def _is_better(column: str, moment: Moment, known: Moment | None) -> bool:
         return True
     if column == "scheduled_ns" and moment.earliest_ns > known.latest_ns:
         return False  # an engine may say so at every look at a request that waits
-    return moment.uncertainty_ns <= known.uncertainty_ns
+    return (moment.uncertainty_ns, moment) < (known.uncertainty_ns, known)
 
 
 def _computed(row: dict[str, Any]) -> int:
@@ -120,6 +151,13 @@ def _computed(row: dict[str, Any]) -> int:
     return max(int(row["prompt_tokens"] - row["device_hit_tokens"] - found), 0)
 
 
+class _Gone(NamedTuple):
+    """A request whose row was handed out: the latest known of it, and whether by its inner id."""
+
+    last_ns: int | None
+    inner: bool
+
+
 class RequestMerger:
     """Takes news in any order; hands each request's row out once, when no more is expected.
 
@@ -131,7 +169,7 @@ class RequestMerger:
         self._open: OrderedDict[_Request, None] = OrderedDict()
         self._named: dict[str, _Request] = {}
         self._unnamed: dict[str, deque[_Request]] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, _Gone] = OrderedDict()
         self._looked_ns = 0
         self.late = 0
         """Messages on requests whose row was handed out before."""
@@ -140,17 +178,15 @@ class RequestMerger:
         """Add what one message says; ``now_ns`` is CLOCK_MONOTONIC."""
         if not 0 < len(news.id) <= MOST_ID_CHARS:
             return
-        request = self._named.get(news.id)
-        if request is None or (request.ended and not news.internal):
-            request = self._other(news) or request
+        request = self._request_of(news)
         if request is None:
-            if news.id in self._gone:
+            if self._is_late(news):
                 self.late += 1
                 return
             request = self._new(news, now_ns)
         if news.id not in request.names:
             request.names.append(news.id)
-            self._named[news.id] = request
+        self._named[news.id] = request
         request.inner |= news.internal
         request.outer |= not news.internal
         request.take(news)
@@ -166,6 +202,7 @@ class RequestMerger:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows of ``requests`` and of ``keys`` that will not change any more.
 
+        Requests of before this machine was started, as old logs have them, have no row.
         ``unit_tokens``: tokens in one unit of the engine, by which hits in files become tokens.
         """
         if not everything and now_ns - self._looked_ns < LOOK_NS:
@@ -179,7 +216,31 @@ class RequestMerger:
         ]
         for request in due:
             self._close(request)
-        return [r.row(unit_tokens) for r in due], [row for r in due for row in r.key_rows()]
+        told = [request for request in due if (request.last_ns is None or request.last_ns > 0)]
+        return [r.row(unit_tokens) for r in told], [row for r in told for row in r.key_rows()]
+
+    def _request_of(self, news: RequestNews) -> _Request | None:
+        """The open request that the news are of."""
+        known = self._named.get(news.id)
+        if known is None:
+            return self._other(news)
+        if not known.ended:  # clocks of who speaks may differ: no time is held against it
+            return known
+        if _used_again(news, known.last_ns):
+            return self._other(news)
+        if news.internal or "arrival_ns" in news.times:
+            return known
+        return self._other(news) or known
+
+    def _is_late(self, news: RequestNews) -> bool:
+        """Whether the row of the request was handed out."""
+        if news.id in self._gone:
+            return not _used_again(news, self._gone[news.id].last_ns)
+        outer = self._gone.get(news.id[:-SUFFIX_CHARS]) if news.internal else None
+        if outer is None or outer.inner:
+            return False
+        first_ns = min((moment.earliest_ns for moment in news.times.values()), default=0)
+        return first_ns <= (outer.last_ns or 0) + APART_NS
 
     def _new(self, news: RequestNews, now_ns: int) -> _Request:
         request = _Request(news.id, now_ns + AFTER_SILENCE_NS)
@@ -204,7 +265,8 @@ class RequestMerger:
         for name in request.names:
             if self._named.get(name) is request:
                 del self._named[name]
-            self._gone[name] = None
+            self._gone.pop(name, None)
+            self._gone[name] = _Gone(request.last_ns, request.inner)
         if not request.outer:
             stem = request.id[:-SUFFIX_CHARS]
             waiting = self._unnamed.get(stem)
