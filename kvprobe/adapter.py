@@ -155,8 +155,12 @@ class Signal(Protocol):
         """Return what is new; never blocks."""
         ...
 
+    def end(self) -> SignalBatch:
+        """Return what there is as the window ends: counters stop here."""
+        ...
+
     def close(self) -> SignalBatch:
-        """Return the rest, requests that never finished included."""
+        """Return the rest, requests that never finished included; may wait for it."""
         ...
 
 

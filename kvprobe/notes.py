@@ -10,12 +10,18 @@ from kvprobe.sources.nvme import short_address
 def left_out(ledger: Ledger) -> list[str]:
     """What the join left out, one sentence each."""
     said = []
-    if ledger.earlier_requests:
-        said.append(f"{ledger.earlier_requests} requests were over before the window: left out")
-    start = ledger.window_ns[0]
+    if ledger.outside_requests:
+        said.append(
+            f"{ledger.outside_requests} requests were over before the window or came after it: "
+            "left out"
+        )
+    start, end = ledger.window_ns
     cut = sum(0 <= a.arrival_ns < start for a in ledger.accounts)
     if cut:
         said.append(f"{cut} requests arrived before the window: their parts are unknown")
+    late = sum(a.arrival_ns + (a.ttft_ns or 0) > end for a in ledger.accounts)
+    if late:
+        said.append(f"{late} requests had their first token after the window: parts are unknown")
     vague = sum(a.vague for a in ledger.accounts)
     if vague:
         said.append(
@@ -38,7 +44,7 @@ def compared(ledger: Ledger) -> list[str]:
         if total.seen == total.counted:
             said.append(f"{counted}, and so did kvprobe")
         else:
-            said.append(f"{counted}, kvprobe saw {total.seen:,}")
+            said.append(f"{counted} from page to page, kvprobe saw {total.seen:,} in the window")
     return said
 
 

@@ -42,6 +42,13 @@ _SUFFIXES = frozenset(
 """File name endings that say what a file is and not whose; any other ending is hidden too."""
 _KERNEL_NAME = re.compile(r"|[a-z]{1,8}(-?\d{1,3})?([cnp]\d{1,3}){0,2}|nvme-subsys\d{1,3}")
 """Names that the kernel gives: nvme0c1n1, sda, eth0, dm-3, cpu12. A MAC or a volume name is not."""
+_MEDIA = ("GPU", "CPU", "STORAGE")
+_LABELS = {
+    *("engine", "tier", "source", "medium", "transfer_type", "operation", "status", "stage"),
+    *("reason", "result", "adapter_index", "l2_name", "storage_backend", "cache_source"),
+    *("tp_rank", "dp_rank", "pp_rank", "le", "quantile"),
+}
+"""Labels of engines' counters whose values an engine makes."""
 _SYSTEM_PATH = r"(?:sys|proc|dev|usr|lib|boot)(?:/|\b)"
 _ADDRESS = re.compile(
     r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"  # IPv4
@@ -88,6 +95,16 @@ class Redactor:
     def subject(self, text: str | None) -> str | None:
         """A device or an interface: kept where it is a name that the kernel gave."""
         return text if text is None or _KERNEL_NAME.fullmatch(text) else self._digest(text)
+
+    def labels(self, text: str | None) -> str | None:
+        """Labels of an engine's counter, ``a=b,c=d``: what they say of tiers and ranks is kept."""
+        if text is None or "=" not in text:
+            return text if text in _MEDIA else self.subject(text)
+        pairs = (part.partition("=") for part in text.split(","))
+        return ",".join(
+            f"{name}={value if name in _LABELS else self._digest(value)}"
+            for name, _, value in pairs
+        )
 
     def prose(self, text: str, hostname: str | None) -> str:
         """A sentence: addresses, the host's name and paths outside the system are hidden."""
@@ -176,7 +193,7 @@ class Redactor:
             "lookups": {"path": self.path, "kv_key": self.name},
             "requests": {"id": self.name},
             "keys": {"request_id": self.name, "key": self.name},
-            "host": {"subject": self.subject},
+            "host": {"subject": self.labels},
             "knobs": {
                 "subject": self._place,
                 "source": self._place,

@@ -52,11 +52,12 @@ class Join:
         owner: Ints,
         devices: tuple[int, ...],
         rows_left_out: bool,
-        start_ns: int,
+        window_ns: tuple[int, int],
     ) -> None:
         self.requests, self.lookups, self.ops, self.block = requests, lookups, ops, block
         self.who, self.owner, self.devices = who, owner, devices
-        self.rows_left_out, self.start_ns = rows_left_out, start_ns
+        self.rows_left_out = rows_left_out
+        self.start_ns, self.end_ns = window_ns
         op, request, share = who.pairs
         is_read = ops["kind"][op] < OpKind.WRITE
         self.op, self.share = op[is_read], share[is_read]
@@ -109,8 +110,8 @@ def account(join: Join, files: KVFiles, request: int, unit_tokens: int | None) -
     ttft = first_token - arrival if 0 <= arrival <= first_token else None
     doubt = join.known("uncertainty_ns", request)
     vague = doubt is not None and doubt > MOST_DOUBT * (ttft or 0)
-    # What a request did before the window was not seen: its parts are unknown.
-    whole = arrival < 0 or arrival >= join.start_ns
+    # What a request did before or after the window was not seen: its parts are unknown.
+    whole = (arrival < 0 or arrival >= join.start_ns) and first_token <= join.end_ns
     if whole:
         milestones = (-1, -1, -1) if vague else (arrival, prefill_start, first_token)
         restore = spans.cut_restore(activity, *milestones, join.rows_left_out)

@@ -32,7 +32,7 @@ def correlate(tables: Tables) -> Ledger:
     """
     manifest = tables.manifest
     host = tables.frame("host")
-    requests, earlier = _since(tables.frame("requests"), manifest.start_ns)
+    requests, outside = _within(tables.frame("requests"), manifest.window_ns)
     requests = hits.fill_in(requests, host)
     stored = storage.gather(tables)
     ops, block = tables.frame("ops"), stored.block
@@ -50,7 +50,7 @@ def correlate(tables: Tables) -> Ledger:
     device = _kv_device(kv_block)
     sisters = stored.paths.sisters(device) if device is not None else ()
     left_out = _rows_left_out(manifest, kv_ops, kv_block)
-    join = Join(requests, lookups, ops, block, who, owner, sisters, left_out, manifest.start_ns)
+    join = Join(requests, lookups, ops, block, who, owner, sisters, left_out, manifest.window_ns)
     accounts = [account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
     rate = _bytes_per_token(engine, accounts, kv_ops)
     accounts = [hits.split(each, rate) for each in accounts]
@@ -68,7 +68,7 @@ def correlate(tables: Tables) -> Ledger:
         restore=_restore_sample(accounts),
         read_ahead=read_ahead(kv_ops, kv_block),
         losses=dict(manifest.losses),
-        earlier_requests=earlier,
+        outside_requests=outside,
         attributed_bytes=_bytes_by_class(kv_ops),
         ops=kv_ops,
         block=kv_block,
@@ -96,14 +96,16 @@ def _attribute(
     return attribute(requests, keys, lookups, ops, files, unit_tokens, fan_out, lossy)
 
 
-def _since(requests: Frame, start_ns: int) -> tuple[Frame, int]:
-    """Requests that were not over before the window, and how many were.
+def _within(requests: Frame, window_ns: tuple[int, int]) -> tuple[Frame, int]:
+    """Requests that were not over before the window nor came after it, and how many were or did.
 
-    An engine's event file often holds its whole history.
+    An engine's event file often holds its whole history, and signals are waited for a little.
     """
     times = [column for name, column in requests.items() if name.endswith("_ns")]
+    times = [column for column in times if column is not requests["uncertainty_ns"]]
     last = np.max(times, axis=0) if len(requests["id"]) else np.empty(0, np.int64)
-    kept = (last < 0) | (last >= start_ns)
+    kept = (last < 0) | (last >= window_ns[0])
+    kept &= requests["arrival_ns"] <= window_ns[1]
     if kept.all():
         return requests, 0
     return select(requests, kept), int((~kept).sum())

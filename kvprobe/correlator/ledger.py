@@ -323,8 +323,8 @@ class Ledger:
     block: Frame
     """Block rows with the columns of ``block`` plus ``owner`` (index into ``ops``, -1)."""
 
-    earlier_requests: int = 0
-    """Requests that ended before the window: left out."""
+    outside_requests: int = 0
+    """Requests that ended before the window or came after it: left out."""
     commands: Frame = field(default_factory=dict)
     """Commands with the columns that ``commands.commands`` describes; empty: none were joined."""
     fabric: Frame = field(default_factory=dict)

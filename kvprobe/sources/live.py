@@ -152,16 +152,20 @@ class LiveSource:
 
     def close(self) -> Batch:
         """Detach and return the rest; ``losses`` and ``cost`` stay as they were at the end."""
-        now_ns = self.clock()
+        tables: dict[str, TableRows] = {}
         try:
-            tables: dict[str, TableRows] = {**self.opening, **self.session.poll()}
+            if self.signal is not None:  # first: what it has counted was also done by now
+                self._take(tables, self.signal.end())
+            now_ns = self.clock()
+            tables.update(self.opening)
+            tables.update(self.session.poll())
             self.opening = {}
             self._each_second(tables, closely=True)
-            if self.signal is not None:
-                self._take(tables, self.signal.close())
         finally:
             self.finished = True
             self.session.close()
+        if self.signal is not None:
+            self._take(tables, self.signal.close())
         return self._batch(now_ns, tables)
 
     def _each_second(self, tables: dict[str, TableRows], closely: bool = False) -> None:
@@ -172,10 +176,12 @@ class LiveSource:
             self.watch.look(closely)
 
     def _take(self, tables: dict[str, TableRows], batch: SignalBatch) -> None:
-        tables["requests"] = batch.requests
-        tables["keys"] = batch.keys
-        if batch.counters:
-            tables["host"] = [*tables.get("host", ()), *batch.counters]
+        for name, rows in (
+            ("requests", batch.requests),
+            ("keys", batch.keys),
+            ("host", batch.counters),
+        ):
+            tables[name] = [*tables.get(name, ()), *rows]
         self.engine = batch.engine or self.engine
         self.understood += batch.understood
         self.ignored += batch.ignored

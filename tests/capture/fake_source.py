@@ -174,6 +174,9 @@ class FakeSignal:
         keys = [{"request_id": row["id"], "position": 0, "key": "abcde00000000000"} for row in rows]
         return SignalBatch(rows, keys, EngineFacts("vllm", unit_tokens=16), 3, 2)
 
+    def end(self) -> SignalBatch:
+        return SignalBatch()
+
     def close(self) -> SignalBatch:
         return SignalBatch(request_dicts(4)[3:])
 

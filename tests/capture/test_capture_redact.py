@@ -155,6 +155,18 @@ def test_names_that_the_kernel_gives_are_kept(name: str) -> None:
     assert Redactor().subject(name) == name
 
 
+def test_labels_of_an_engines_counters() -> None:
+    redactor = Redactor()
+    said = redactor.labels("engine=0,model_name=/srv/secret,tier=1:fs")
+    assert said is not None
+    assert said.startswith("engine=0,model_name=") and said.endswith("tier=1:fs")
+    assert "secret" not in said and "srv" not in said
+    assert [redactor.labels(kept) for kept in ("GPU", "", "nvme0n1", None)] == [
+        "GPU", "", "nvme0n1", None
+    ]  # fmt: skip
+    assert redactor.labels("volume-of-alice") != "volume-of-alice"
+
+
 @pytest.mark.parametrize("name", ["enx0123456789ab", "vg-customer", "payroll.db", "node-17-berlin"])
 def test_names_that_people_give_are_hidden(name: str) -> None:
     assert Redactor().subject(name) != name

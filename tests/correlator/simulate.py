@@ -268,7 +268,8 @@ class Node:
             kvprobe="test",
             capture_id="simulated",
             start_ns=1_000_000_000,
-            end_ns=last,
+            end_ns=max(last, *(row["first_token_ns"] or 0 for row in self.tables["requests"]))
+            + 1009,
             clock=Clock(0),
             complete=True,
             engine_name="jsonl",

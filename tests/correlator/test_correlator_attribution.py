@@ -354,4 +354,4 @@ def tables(requests: Rows, ops: Rows, lookups: Rows, rows: Rows | None = None) -
     given = {"requests": requests, "ops": ops, "lookups": lookups, "block": rows or []}
     frames = {n: frame_from_dicts(TABLES[n], table) for n, table in given.items()}
     engine = EngineFacts("test", unit_tokens=UNIT_TOKENS, unit_bytes=UNIT_BYTES)
-    return FixedTables(Manifest("test", "hand", 0, 100_000, Clock(0), engine=engine), frames)
+    return FixedTables(Manifest("test", "hand", 0, 100_000_000, Clock(0), engine=engine), frames)

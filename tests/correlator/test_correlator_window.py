@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvprobe.capture.frames import select
 from kvprobe.capture.tables import FixedTables
 from kvprobe.correlator import Ledger, correlate
 from kvprobe.document import assemble
@@ -28,10 +29,10 @@ def test_requests_that_were_over_before_the_window_are_left_out() -> None:
     requests = tables.frame("requests")
     start = int(sorted(requests["first_token_ns"])[100]) + 1
     ledger = later(tables, start)
-    assert ledger.earlier_requests == 101
+    assert ledger.outside_requests == 101
     assert len(ledger.accounts) == 211 - 101
     notes = assemble(ledger, tables.manifest, [], [])["capture"]["notes"]
-    assert any("101 requests were over" in note for note in notes)
+    assert any("101 requests were over before" in note for note in notes)
 
 
 def test_a_request_that_began_before_the_window_has_unknown_parts() -> None:
@@ -44,6 +45,28 @@ def test_a_request_that_began_before_the_window_has_unknown_parts() -> None:
         assert account.spans is None and account.restore is None
         assert account.verdict == Verdict.UNKNOWN
     assert all(a.spans and a.restore for a in ledger.accounts if a.arrival_ns >= start)
+
+
+def test_what_happened_after_the_window_is_not_judged() -> None:
+    """Signals are waited for; the kernel is not watched any more."""
+    tables = Node(5, 4).run().capture()
+    requests = tables.frame("requests")
+    arrival = sorted(requests["arrival_ns"].tolist())
+    end = arrival[150]
+    frames = {n: tables.frame(n) for n in ("requests", "ops", "block", "lookups")}
+    for name, column in (("ops", "end_ns"), ("block", "done_ns"), ("lookups", "end_ns")):
+        frames[name] = select(frames[name], frames[name][column] <= end)
+    manifest = replace(tables.manifest, end_ns=end)
+    ledger = correlate(FixedTables(manifest, frames))
+    assert len(ledger.accounts) == 151 and ledger.outside_requests == 60
+    late = [a for a in ledger.accounts if a.arrival_ns + (a.ttft_ns or 0) > end]
+    assert 1 <= len(late) <= 4, "as many as are served at once"
+    assert all(a.spans is None and a.verdict == Verdict.UNKNOWN for a in late)
+    whole = {a.id: a for a in correlate(tables).accounts}
+    done = [a for a in ledger.accounts if a not in late]
+    assert [a.spans for a in done] == [whole[a.id].spans for a in done]
+    notes = assemble(ledger, manifest, [], [])["capture"]["notes"]
+    assert any(f"{len(late)} requests had their first token after" in note for note in notes)
 
 
 def test_rows_that_a_filter_left_out_make_the_split_unknown() -> None:
