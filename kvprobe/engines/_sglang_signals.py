@@ -167,7 +167,7 @@ def read_span(span: Span, moment: Callable[[int], Moment]) -> News | None:
     if (
         not str(said.get("module", "")).startswith("sglang::")
         or not isinstance(request, str)
-        or len(request) > _ID_CHARS
+        or not 0 < len(request) <= _ID_CHARS
     ):
         return None
     arrival = moment(span.start_wall_ns)
