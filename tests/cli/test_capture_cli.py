@@ -80,8 +80,10 @@ def running(*words: object) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert process.stderr is not None
-        first = process.stderr.readline()
-        assert first.startswith("kvprobe: recording"), first + process.stderr.read()
+        said = ""
+        while not (line := process.stderr.readline()).startswith("kvprobe: recording"):
+            said += line  # engines that run on this machine
+            assert line, said
         yield process
     finally:
         process.kill()
