@@ -99,12 +99,14 @@ def _attribute(
 def _within(requests: Frame, window_ns: tuple[int, int]) -> tuple[Frame, int]:
     """Requests that were not over before the window nor came after it, and how many were or did.
 
-    An engine's event file often holds its whole history, and signals are waited for a little.
+    An engine's event file often holds its whole history, its log what it said of requests whose
+    spans came before; and signals are waited for a little. One without any time is kept where no
+    request has any.
     """
     times = [column for name, column in requests.items() if name.endswith("_ns")]
     times = [column for column in times if column is not requests["uncertainty_ns"]]
     last = np.max(times, axis=0) if len(requests["id"]) else np.empty(0, np.int64)
-    kept = (last < 0) | (last >= window_ns[0])
+    kept = (last >= window_ns[0]) | (not (last >= 0).any())
     kept &= requests["arrival_ns"] <= window_ns[1]
     if kept.all():
         return requests, 0
