@@ -55,7 +55,10 @@ def test_quick_decode_writes_what_it_measured(tmp_path: Path) -> None:
 def test_an_unknown_benchmark_is_named() -> None:
     done = run("nonsense")
     assert done.returncode == 2
-    assert "no benchmark 'nonsense'; there are: decode, logs, recording, startup, tracers" in done.stderr
+    assert (
+        "no benchmark 'nonsense'; there are: decode, logs, recording, startup, tracers"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
