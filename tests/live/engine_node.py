@@ -148,7 +148,6 @@ class FsTierNode(Node):
     finds nothing there: a block is thrown out before its prompt's turn comes again.
     """
 
-    BLOCK_BYTES = 262_144
     DEVICE_BLOCKS, HOST_BLOCKS = 160, 128
 
     def __init__(self, disk: Path, folder: Path) -> None:

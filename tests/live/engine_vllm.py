@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,12 +14,13 @@ from typing import Any
 
 from tests.live.engine_client import Client
 from tests.live.engine_process import EngineProcess, answers, free_ports, python_of
-from tests.live.tiny_model import write_model
+from tests.live.tiny_model import BYTES_PER_TOKEN, write_model
 
 NAME = "tiny"
 MOST_TOKENS = 8192
 BLOCK_TOKENS = 128
 """vLLM's block on CPUs, and so the tokens of a file."""
+BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 _READY_SECONDS = 180.0
 _PLUGIN = Path(__file__).parent / "vllm_plugin"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -40,7 +42,7 @@ class Options:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def fs_tier(root: Path, host_blocks: int, block_bytes: int = 262_144) -> dict[str, Any]:
+def fs_tier(root: Path, host_blocks: int) -> dict[str, Any]:
     """The configuration of tiered offloading to files below ``root``."""
     return {
         "kv_connector": "OffloadingConnector",
@@ -48,7 +50,7 @@ def fs_tier(root: Path, host_blocks: int, block_bytes: int = 262_144) -> dict[st
         "kv_connector_extra_config": {
             "spec_name": "HostTieringSpec",
             "spec_module_path": "host_tiering_spec",
-            "cpu_bytes_to_use": host_blocks * block_bytes,
+            "cpu_bytes_to_use": host_blocks * BLOCK_BYTES,
             "secondary_tiers": [
                 {"type": "fs", "root_dir": str(root), "n_read_threads": 4, "n_write_threads": 4}
             ],
@@ -107,7 +109,7 @@ class VllmServer:
 def _command(options: Options, port: int, engine_id: str, model: Path) -> list[str]:
     words = [python_of("vllm"), "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", str(model), "--served-model-name", NAME, "--load-format", "dummy"]
-    words += ["--dtype", "bfloat16", "--max-model-len", str(MOST_TOKENS), "--max-num-seqs", "4"]
+    words += ["--dtype", "float32", "--max-model-len", str(MOST_TOKENS), "--max-num-seqs", "4"]
     words += ["--num-gpu-blocks-override", str(options.device_blocks), "--enforce-eager"]
     words += ["--host", "127.0.0.1", "--port", str(port), "--enable-request-id-headers"]
     words += ["--enable-prompt-tokens-details", "--enable-per-request-metrics"]
@@ -125,6 +127,8 @@ def _environment(options: Options) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # One thread on one CPU: of several each prefill waits for the one that is disturbed.
+        "VLLM_CPU_OMP_THREADS_BIND": str((os.cpu_count() or 1) - 1),
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_LOGGING_LEVEL": "DEBUG" if options.debug else "INFO",
         "PYTHONPATH": str(_PLUGIN),

@@ -9,7 +9,7 @@ from kvprobe.correlator import Ledger
 from kvprobe.schema import LookupKind, OpKind
 from tests.live.engine_client import Ask, tokens
 from tests.live.engine_node import PROMPTS, FsTierNode, Look, number_of
-from tests.live.engine_vllm import BLOCK_TOKENS
+from tests.live.engine_vllm import BLOCK_BYTES, BLOCK_TOKENS
 
 ROUNDS, CONCURRENCY = 3, 4
 NEW, NEW_TOKENS = 5, 1009
@@ -44,7 +44,7 @@ def test_hit_map_is_the_engines(look: Look) -> None:
     assert hits == counted(look, "chunk_hits") > 0
     # A look-up asks for all chunks of a prompt at once; before a store the tier asks once more.
     misses = int((tests & (lookups["result"] < 0)).sum())
-    stored = counted(look, "write_bytes") // FsTierNode.BLOCK_BYTES
+    stored = counted(look, "write_bytes") // BLOCK_BYTES
     assert stored == NEW * (NEW_TOKENS // BLOCK_TOKENS)
     assert misses == 2 * stored
 
@@ -88,4 +88,4 @@ def test_engine_is_known_from_its_files(ledger: Ledger) -> None:
     """Nobody told kvprobe what a file holds."""
     assert ledger.engine is not None
     assert ledger.engine.unit_tokens == BLOCK_TOKENS
-    assert ledger.engine.unit_bytes == FsTierNode.BLOCK_BYTES
+    assert ledger.engine.unit_bytes == BLOCK_BYTES

@@ -1,4 +1,4 @@
-"""A random Llama, small enough for a CPU: 4 layers, 2,048 bytes of KV cache a token.
+"""A random Llama, small enough for a CPU: 4 layers, 4,096 bytes of KV cache a token.
 
 Only its configuration and a tokenizer of made-up words are files; the weights are made by the
 engine (``--load-format dummy``), the same ones each time.
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 WORDS = 2048
-LAYERS, KV_HEADS, HEAD_DIM, DTYPE_BYTES = 4, 4, 32, 2
+LAYERS, KV_HEADS, HEAD_DIM, DTYPE_BYTES = 4, 4, 32, 4
 BYTES_PER_TOKEN = 2 * LAYERS * KV_HEADS * HEAD_DIM * DTYPE_BYTES
 FIRST_WORD = 3
 """Tokens below it are special."""
@@ -29,7 +29,7 @@ _CONFIG = {
     "rope_theta": 10000.0,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
+    "torch_dtype": "float32",
     "bos_token_id": 1,
     "eos_token_id": 2,
     "attention_bias": False,
