@@ -11,6 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _ANY_HOST = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
+_INT64 = 1 << 63
+_MOST_DIGITS = 20
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -80,13 +82,13 @@ def json_object(text: str | None) -> dict[str, Any]:
 
 
 def integer(value: object) -> int | None:
-    """A whole number given as a number or as text, else None."""
-    if isinstance(value, str) and len(value) < 20:
+    """A whole number given as a number or as text, else None; so is one that int64 cannot hold."""
+    if isinstance(value, str) and len(value) <= _MOST_DIGITS:
         try:
-            return int(value)
+            value = int(value)
         except ValueError:
             return None
-    return value if type(value) is int else None
+    return value if type(value) is int and -_INT64 <= value < _INT64 else None
 
 
 def words(value: object) -> str | None:

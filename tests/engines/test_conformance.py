@@ -327,19 +327,36 @@ def test_spans_are_understood_by_their_engine_only(name: str) -> None:
 @hostile
 @given(data=st.data())
 def test_spans_of_strangers(name: str, data: st.DataObject) -> None:
-    read = KNOWN[name].read_span
-    assert read is not None
     said = data.draw(st.sampled_from(messages_of(name, "spans")))
     # Protobuf keeps integers to 64 bits.
     attributes = changed(data.draw, ODD.filter(lambda v: v is None or fits(v)), said["attributes"])
     start_ns = data.draw(st.sampled_from([0, said["start"], 2**62]))
+    check_span(name, Span(said["name"], start_ns, start_ns + 1009, attributes))
+
+
+@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize(
+    "odd", [-1, -0.5, 2**63 - 1, 1e300, math.nan, math.inf, -math.inf, "", "x"]
+)
+def test_spans_with_one_odd_value(name: str, odd: object) -> None:
+    for said in messages_of(name, "spans"):
+        for key in said["attributes"]:
+            attributes = {**said["attributes"], key: odd}
+            start_ns = said["start"]
+            check_span(name, Span(said["name"], start_ns, start_ns + 1009, attributes))
+
+
+def check_span(name: str, span: Span) -> None:
+    """What it says can be kept, and nothing of a request is before its span."""
+    read = KNOWN[name].read_span
+    assert read is not None
     try:
-        news = read(Span(said["name"], start_ns, start_ns + 1009, attributes), moment)
+        news = read(span, moment)
     except NOT_UNDERSTOOD:
         return
     check_news(news)
     if isinstance(news, RequestNews):
-        first_ns = moment(start_ns).earliest_ns
+        first_ns = moment(span.start_wall_ns).earliest_ns
         assert all(when.earliest_ns >= first_ns for when in news.times.values())
 
 
@@ -366,6 +383,20 @@ def test_pages_of_strangers(name: str, data: st.DataObject) -> None:
         check_news(metrics.facts(samples))
     except _STRANGE:
         return
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("odd", ["", "0", "-3", "0.5", str(MOST), "9" * 19, "9" * 5000, "nan"])
+def test_pages_with_one_odd_value(name: str, odd: str) -> None:
+    metrics = KNOWN[name].metrics
+    if metrics is None or metrics.facts is None:
+        return
+    said = sorted(set(texts_in(metrics.facts.__code__)))
+    for word in said:
+        try:
+            check_news(metrics.facts([Sample(word, dict.fromkeys(said, odd), 1.0)]))
+        except _STRANGE:
+            continue
 
 
 def texts_in(code: CodeType) -> Iterator[str]:
