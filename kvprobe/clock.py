@@ -80,9 +80,9 @@ def clock_step_ns(before: ClockSample, after: ClockSample) -> int:
 class WallClock:
     """Puts wall clock readings of this machine on CLOCK_MONOTONIC, over jumps of the wall clock.
 
-    ``look`` is to be called about once a second. A reading is converted by the distance that was
-    in force when it was made: of all that were, as the reading itself does not say on which side
-    of a jump it was taken. Where several fit, the moment spans them.
+    ``look`` is to be called about once a second, better before each use. A reading is converted by
+    the distance that was in force when it was made: of all that were, as the reading itself does
+    not say on which side of a jump it was taken. Where several fit, the moment spans them.
     """
 
     def __init__(self, sample: Callable[[], ClockSample] = sample_clocks) -> None:

@@ -14,7 +14,8 @@ from kvprobe.model import EngineFacts
 from kvprobe.signals import Feed, FeedBatch
 from kvprobe.signals.merge import RequestMerger
 
-_SECOND_NS = 1_000_000_000
+_LOOK_NS = 20_000_000
+"""Between two looks at the clocks, which take some microseconds."""
 
 
 class CombinedSignal:
@@ -62,6 +63,7 @@ class CombinedSignal:
 
     def poll(self) -> SignalBatch:
         """Return what is new; never blocks."""
+        self._look()
         return self._batch(
             [(feed, feed.poll(self._clock)) for feed in self._feeds],
             [signal.poll() for signal in self._whole],
@@ -69,6 +71,7 @@ class CombinedSignal:
 
     def end(self) -> SignalBatch:
         """Return what there is as the window ends; only feeds with the last word stay open."""
+        self._look()
         early = [feed for feed in self._feeds if not feed.last_word]
         batch = self._batch(
             [(feed, feed.close(self._clock)) for feed in early],
@@ -84,11 +87,19 @@ class CombinedSignal:
         self._closed = True
         if any(feed.last_word and self.understood[feed.name] for feed in self._feeds):
             time.sleep(self.patience_s)
+        self._look()
         return self._batch(
             [(feed, feed.close(self._clock)) for feed in self._feeds],
             [signal.close() for signal in self._whole],
             last=True,
         )
+
+    def _look(self) -> None:
+        """Look at the clocks before the feeds use them: a jump is older than what tells of it."""
+        now_ns = self._now()
+        if now_ns - self._looked_ns >= _LOOK_NS:
+            self._looked_ns = now_ns
+            self._clock.look()
 
     def _batch(
         self,
@@ -97,9 +108,6 @@ class CombinedSignal:
         last: bool = False,
     ) -> SignalBatch:
         now_ns = self._now()
-        if now_ns - self._looked_ns >= _SECOND_NS:
-            self._looked_ns = now_ns
-            self._clock.look()
         for feed, news in heard:
             self._take(feed, news, now_ns)
         for batch in whole:
@@ -138,15 +146,19 @@ class CombinedSignal:
 def together_with(known: EngineFacts | None, more: EngineFacts) -> EngineFacts:
     """Facts of one or two engines as one: the engine that owns the files has the last word.
 
-    An inference engine and its cache server both speak; the one that knows the size of a unit is
-    the one whose files are read. What it does not know is taken from the other.
+    An inference engine and its cache server both speak, again and again; the one that knows more
+    of the size of a unit is the one whose files are read. What it does not know the other tells.
     """
     if known is None:
         return more
     owner, other = more, known
-    if known.name != more.name and known.unit_tokens and not more.unit_tokens:
+    if known.name != more.name and 0 < _unit_facts(known) >= _unit_facts(more):
         owner, other = known, more
     missing = {
         f.name: getattr(other, f.name) for f in fields(owner) if getattr(owner, f.name) is None
     }
     return replace(owner, **missing)
+
+
+def _unit_facts(facts: EngineFacts) -> int:
+    return (facts.unit_tokens is not None) + (facts.unit_bytes is not None)

@@ -131,11 +131,11 @@ def _used_again(news: RequestNews, last_ns: int | None) -> bool:
 
 
 def _is_better(column: str, moment: Moment, known: Moment | None) -> bool:
-    """Whether a time replaces what is known: a narrower one does, but no later first schedule."""
+    """Whether a time replaces what is known, in whichever order the two came."""
     if known is None:
         return True
-    if column == "scheduled_ns" and moment.earliest_ns > known.latest_ns:
-        return False  # an engine may say so at every look at a request that waits
+    if column == "scheduled_ns":  # an engine may say so at every look at a request that waits
+        return (moment.latest_ns, -moment.earliest_ns) < (known.latest_ns, -known.earliest_ns)
     return (moment.uncertainty_ns, moment) < (known.uncertainty_ns, known)
 
 
