@@ -10,6 +10,7 @@ from kvprobe.adapter import Engine
 from kvprobe.engines._lmcache_paths import recognise
 from kvprobe.engines._lmcache_processes import NAME, detect
 from kvprobe.engines._lmcache_signals import LOG_LINES, LOOKUP_FILES, METRICS, read_span
+from kvprobe.engines._unit_setting import unit_setting
 from kvprobe.model import EngineFacts, EngineSetting
 
 _FILES_LOOKED_AT = 1000
@@ -55,15 +56,7 @@ def _translate_unit(value: int, engine: EngineFacts) -> EngineSetting:
         "then restart. Whole blocks of the engine. Chunks stored with another size are not found "
         "again"
     )
-    if engine.unit_tokens and engine.unit_bytes:
-        tokens = engine.unit_tokens * max(1, round(value / engine.unit_bytes))
-    elif engine.bytes_per_token:
-        tokens = max(
-            _LEAST_TOKENS, value // engine.bytes_per_token // _LEAST_TOKENS * _LEAST_TOKENS
-        )
-    else:
-        return EngineSetting("--chunk-size", None, how + "; bytes a token are unknown")
-    return EngineSetting("--chunk-size", str(tokens), how)
+    return unit_setting("--chunk-size", how, value, engine, _LEAST_TOKENS)
 
 
 def _translate_depth(value: int, engine: EngineFacts) -> EngineSetting:

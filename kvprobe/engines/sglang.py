@@ -26,6 +26,7 @@ from kvprobe.engines._sglang_signals import (
     REQUEST_FILES,
     read_span,
 )
+from kvprobe.engines._unit_setting import unit_setting
 from kvprobe.model import EngineFacts, EngineSetting
 
 _NAME_MAX = 255
@@ -112,13 +113,7 @@ def _translate_unit(value: int, engine: EngineFacts) -> EngineSetting:
         "tokens of a page, then restart; some attention backends fix it. Pages stored with another "
         "size are not found again"
     )
-    if engine.unit_tokens and engine.unit_bytes:
-        tokens = engine.unit_tokens * max(1, round(value / engine.unit_bytes))
-    elif engine.bytes_per_token:
-        tokens = max(1, value // engine.bytes_per_token)
-    else:
-        return EngineSetting("--page-size", None, how + "; bytes a token are unknown")
-    return EngineSetting("--page-size", str(tokens), how)
+    return unit_setting("--page-size", how, value, engine, 1)
 
 
 ENGINE = Engine(

@@ -32,6 +32,7 @@ from kvprobe.engines._model_config import (
     read_config,
 )
 from kvprobe.engines._options import integer
+from kvprobe.engines._unit_setting import unit_setting
 from kvprobe.engines._vllm_process import Server
 from kvprobe.engines._vllm_signals import LOG_LINES, METRICS, read_span
 from kvprobe.model import EngineFacts, EngineSetting
@@ -244,14 +245,7 @@ def _translate_unit(value: int, engine: EngineFacts) -> EngineSetting:
         "block (or blocks_per_chunk = tokens / GPU block, 0.27 and later; the slots of "
         "SimpleCPUOffloadConnector are GPU blocks). Chunks of another size are not found again"
     )
-    if engine.unit_tokens and engine.unit_bytes:
-        # The unit in use is a multiple of the GPU block, so a multiple of it is one too.
-        tokens = engine.unit_tokens * max(1, round(value / engine.unit_bytes))
-    elif engine.bytes_per_token:
-        tokens = max(16, value // engine.bytes_per_token // 16 * 16)
-    else:
-        return EngineSetting("block_size", None, where + "; bytes a token are unknown")
-    return EngineSetting("block_size", str(tokens), where)
+    return unit_setting("block_size", where, value, engine, 16)
 
 
 ENGINE = Engine(
