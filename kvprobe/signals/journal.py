@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -26,7 +27,8 @@ from kvprobe.signals.stamps import Stamp
 OLD_LINES = 10_000
 """So many lines from before are read."""
 _FIELDS = "MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,_BOOT_ID"
-_BYTES = b'"MESSAGE":['
+_BYTES = re.compile(rb'"MESSAGE" ?: ?\[')
+"""Text that is not plain, such as colours, comes as numbers."""
 _US = 1000
 _READ_BYTES = 1 << 20
 _PATIENCE_SECONDS = 10
@@ -128,10 +130,7 @@ class JournalFeed:
 
     def _take(self, block: bytes, when: LineClock) -> None:
         starts = set(self._reader.hits(block))
-        place = block.find(_BYTES)  # text that is not plain, such as colours, comes as numbers
-        while place >= 0:
-            starts.add(block.rfind(b"\n", 0, place) + 1)
-            place = block.find(_BYTES, place + 1)
+        starts |= {block.rfind(b"\n", 0, m.start()) + 1 for m in _BYTES.finditer(block)}
         for start in sorted(starts):
             self._entry(block[start : block.find(b"\n", start)], when)
 
