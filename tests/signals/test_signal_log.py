@@ -249,6 +249,20 @@ def test_a_wrapped_message_that_comes_in_pieces(path: Path) -> None:
     assert sum(batch.ignored for batch in batches) == 0
 
 
+def test_a_message_wrapped_without_indentation_that_comes_line_by_line(path: Path) -> None:
+    feed, clock = LogFeed(str(path), LINES), steady_clock()
+    parts = (PREFIX.encode() + b"Request a hit 5 offloaded tokens after 0", b"GPU hit", b"tokens")
+    batches = []
+    with path.open("wb", buffering=0) as file:
+        for part in parts:
+            assert not any(batch.understood or batch.ignored for batch in batches)
+            file.write(part.rstrip() + b"\n")
+            batches.append(feed.poll(clock))
+    batches.append(feed.close(clock))
+    assert names(*batches) == ["a"]
+    assert sum(batch.ignored for batch in batches) == 0
+
+
 # ---------------------------------------------------------------- lines that are torn, long, ended
 
 
