@@ -480,6 +480,7 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
 
 
 CASES = cases()
+ENVIRONMENT = {name: value for _, case in CASES for name, value in case["environment"].items()}
 UNRELATED = [
     ("bash", ["bash"]),
     ("bash", ["bash", "-c", "vllm serve org/model"]),
@@ -490,6 +491,8 @@ UNRELATED = [
     ("postgres", ["postgres: writer process "]),
     ("postgres", ["/usr/lib/postgresql/15/bin/postgres", "-D", "/srv/kv", "--port=8000"]),
     ("sudo", ["sudo", "vllm", "serve", "org/model"]),
+    ("sudo", ["sudo", "sglang", "serve", "--model-path", "org/model"]),
+    ("sudo", ["sudo", "lmcache", "server"]),
     ("docker", ["docker", "run", "lmcache/vllm", "lmcache", "server", "mooncake_client"]),
     ("vim", ["vim", "vllm", "serve"]),
     ("vim", ["vim", "vllm.log"]),
@@ -567,15 +570,18 @@ def test_requests_of_what_runs_are_told_by_somebody(name: str, case: dict[str, A
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if KNOWN[n].detect])
-@pytest.mark.parametrize(("comm", "arguments"), UNRELATED, ids=lambda v: " ".join(v)[:40])
+@pytest.mark.parametrize(
+    ("comm", "arguments"), UNRELATED, ids=lambda v: v if isinstance(v, str) else " ".join(v)[:40]
+)
 def test_other_programs_are_no_engine(name: str, comm: str, arguments: list[str]) -> None:
     detect = KNOWN[name].detect
     assert detect is not None
     assert detect(Process(17, 1, comm, tuple(arguments), {"PATH": "/bin"}, "/srv")) is None
+    if not arguments[:1] or "python" not in arguments[0]:  # any Python may hold a client
+        assert detect(Process(17, 1, comm, tuple(arguments), ENVIRONMENT, "/srv")) is None
 
 
 WORDS = sorted({word for _, case in CASES for word in case["arguments"]})
-ENVIRONMENT = {name: value for _, case in CASES for name, value in case["environment"].items()}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if KNOWN[n].detect])
