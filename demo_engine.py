@@ -87,10 +87,10 @@ def _run(folder: Path, keep: Path) -> None:
         say("2. A restart: what was in memory is gone. The same prompts, each with another ending:")
         with _server(root, folder, free_ports(1)[0]) as server:
             say("   from the disk as it is,")
-            _record(server, fast, root)
+            _record(server, fast, root, turn=1)
             say(f"   and from a disk of {SLOW_BYTES_PER_S >> 20} MiB/s.")
             with _slowed(disk, server):
-                _record(server, slow, root)
+                _record(server, slow, root, turn=3)
         for number, capture, words in ((3, fast, "The disk as it is"), (4, slow, "The slow disk")):
             say(f"\n{number}. {words}.")
             kvprobe("report", capture, "--requests", "3")
@@ -127,25 +127,25 @@ def _asks(name: str, turn: int) -> list[Ask]:
     ]
 
 
-def _record(server: VllmServer, out: Path, root: Path) -> None:
+def _record(server: VllmServer, out: Path, root: Path, turn: int) -> None:
     """Capture two turns of all prefixes, and prompts that nobody has stored."""
     options = ("--engine", "auto", "--root", root)
     print(f"\n$ {shlex.join(capture_words(out, *options))}", flush=True)
     with capturing(out, *options):
-        _send(server.client, out.stem)
+        _send(server.client, out.stem, turn)
     print(flush=True)
 
 
-def _send(client: Client, name: str) -> None:
-    seed = 100_000 * (1 + len(name))
+def _send(client: Client, name: str, turn: int) -> None:
+    seed = 100_000 * turn
     step = (LONGEST - SHORTEST) // COMPUTED
     new = [
         Ask(f"{name}-new-{n}", tokens(SHORTEST + n * step, seed + n), recompute=True)
         for n in range(COMPUTED)
     ]
     client.ask_all(new)
-    for turn in (1, 2):
-        client.ask_all(_asks(name, turn))
+    for each in (turn, turn + 1):
+        client.ask_all(_asks(name, each))
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _in_plain_words(ledger: Ledger) -> None:
     if even.tokens is not None:
         say(f"   Restoring pays from about {even.tokens.mid:.0f} tokens on.")
     else:
-        say(f"   No break-even inside what was measured: {even.note}.")
+        say(f"   No break-even: {even.note}.")
 
 
 def _listed(verdicts: Counter[str]) -> str:

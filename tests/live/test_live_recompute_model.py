@@ -31,7 +31,8 @@ def predictions(fs_tier: FsTierNode) -> list[tuple[float, Interval]]:
     with fs_tier.look() as look:
         look.answers += fs_tier.client.ask_all(asks)
     accounts = [a for a in look.seen.ledger.accounts if a.spans and a.spans.prefill_ns]
-    assert len(accounts) > 0.9 * REQUESTS
+    # Of the others the start of the prefill is not known well enough.
+    assert len(accounts) > 0.7 * REQUESTS
     source.shuffle(accounts)
     return [
         (fs_tier.tee.latencies()[account.id]["time_in_model_prefill"] * 1e9, predicted)
