@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 
 from kvprobe.adapter import LogLine
 from kvprobe.errors import KvprobeError
-from kvprobe.signals import log
+from kvprobe.signals import FeedBatch, log
 from kvprobe.signals.lines import MAX_LINE_BYTES
 from kvprobe.signals.log import LogFeed
 from kvprobe.signals.messages import MessageReader, plain
@@ -252,7 +252,7 @@ def test_a_wrapped_message_that_comes_in_pieces(path: Path) -> None:
 def test_a_message_wrapped_without_indentation_that_comes_line_by_line(path: Path) -> None:
     feed, clock = LogFeed(str(path), LINES), steady_clock()
     parts = (PREFIX.encode() + b"Request a hit 5 offloaded tokens after 0", b"GPU hit", b"tokens")
-    batches = []
+    batches: list[FeedBatch] = []
     with path.open("wb", buffering=0) as file:
         for part in parts:
             assert not any(batch.understood or batch.ignored for batch in batches)
