@@ -31,6 +31,10 @@ from kvprobe.model import Filters
 from kvprobe.sources.live import LiveSource
 
 
+EXPORT_SECONDS = 5.5
+"""OpenTelemetry's exporters send every 5 s: so long after the end the last spans are waited for."""
+
+
 def configure(parser: ArgumentParser) -> None:
     """Add the options of ``kvprobe capture``."""
     parser.add_argument(
@@ -83,6 +87,8 @@ def run(options: Namespace) -> int:
             filters = replace(filters, tgids=(*filters.tgids, child.pid))
             command = about_to_run(child.pid, options.command)
         heard = listen_for(options, command)
+        if heard.signal is not None:
+            heard.signal.patience_s = EXPORT_SECONDS
         try:
             facts = _record(options, out, filters, heard, child)
         finally:
