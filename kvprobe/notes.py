@@ -43,6 +43,12 @@ def compared(ledger: Ledger) -> list[str]:
         counted = f"{total.engine} counted {total.counted:,} {what}"
         if total.seen == total.counted:
             said.append(f"{counted}, and so did kvprobe")
+        elif total.name == "chunk_hits" and total.seen > total.counted:
+            # An engine also tests, before it stores a chunk, whether somebody has done so.
+            said.append(
+                f"{counted} by look-ups; kvprobe saw {total.seen:,} tests of files that were "
+                "there, those before stores among them"
+            )
         else:
             said.append(f"{counted} from page to page, kvprobe saw {total.seen:,} in the window")
     return said

@@ -12,6 +12,7 @@ from kvprobe import notes
 from kvprobe.capture.tables import FixedTables
 from kvprobe.correlator import Ledger, correlate
 from kvprobe.correlator.hits import fill_in
+from kvprobe.correlator.ledger import EngineTotal
 from kvprobe.correlator.totals import engine_totals, times_of_increase
 from kvprobe.model import Frame, Verdict
 
@@ -148,3 +149,22 @@ def test_what_the_engine_told_of_a_request_is_kept() -> None:
     filled = fill_in(requests, host)
     assert filled["device_hit_tokens"].tolist() == [128, 0]
     assert filled["computed_tokens"].tolist() == [7, -1], "what storage gave is not known"
+
+
+@pytest.mark.parametrize(
+    ("name", "counted", "seen", "said"),
+    [
+        ("read_bytes", 4099, 4099, "vllm counted 4,099 bytes read, and so did kvprobe"),
+        ("read_bytes", 4099, 5003, "kvprobe saw 5,003 in the window"),
+        ("chunk_hits", 401, 401, "vllm counted 401 files found, and so did kvprobe"),
+        ("chunk_hits", 401, 787, "787 tests of files that were there, those before stores"),
+        ("chunk_hits", 401, 397, "kvprobe saw 397 in the window"),
+        ("prompt_tokens", 5, None, None),
+    ],
+)
+def test_counters_stand_beside_own_figures(
+    node: FixedTables, name: str, counted: int, seen: int | None, said: str | None
+) -> None:
+    total = EngineTotal("vllm", name, counted, seen, 7)
+    told = notes.compared(replace(correlate(node), totals=(total,)))
+    assert (said is None and not told) or (said is not None and said in told[0])
