@@ -30,7 +30,6 @@ from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.model import Filters
 from kvprobe.sources.live import LiveSource
 
-
 EXPORT_SECONDS = 5.5
 """OpenTelemetry's exporters send every 5 s: so long after the end the last spans are waited for."""
 
