@@ -111,7 +111,7 @@ class CombinedSignal:
         for feed, news in heard:
             self._take(feed, news, now_ns)
         for batch in whole:
-            self._learn(batch.engine)
+            self._learn(batch.engine, own_word=True)
         unit_tokens = self._engine.unit_tokens if self._engine else None
         requests, keys = self._merger.release(now_ns, last, unit_tokens)
         engine, self._said = self._said, None
@@ -136,9 +136,12 @@ class CombinedSignal:
             else:
                 self._merger.take(news, now_ns, feed.last_word)
 
-    def _learn(self, facts: EngineFacts | None) -> None:
+    def _learn(self, facts: EngineFacts | None, own_word: bool = False) -> None:
+        """Take facts; an engine that names itself in our own format is the one that is meant."""
         if facts is not None:
-            together = together_with(self._engine, facts)
+            stranger = self._engine is not None and self._engine.name != facts.name
+            known = None if own_word and stranger else self._engine
+            together = together_with(known, facts)
             if together != self._engine:
                 self._engine = self._said = together
 

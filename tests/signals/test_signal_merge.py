@@ -368,3 +368,17 @@ def test_facts_of_two_engines() -> None:
     assert together_with(vllm, lmcache) == together_with(lmcache, vllm) == both
     newer = EngineFacts("lmcache", unit_tokens=512)
     assert together_with(both, newer) == EngineFacts("lmcache", model="m", unit_tokens=512)
+
+
+def test_an_engine_that_names_itself_in_our_own_format_is_the_one_that_is_meant() -> None:
+    """Its files may follow the scheme of another one, which knows as much of them."""
+    stored = EngineFacts("vllm", model="m", unit_tokens=16, unit_bytes=1 << 16, root="/kv")
+    own = EngineFacts("kvprobe-workload", unit_tokens=16, unit_bytes=1 << 16)
+    for said in (own, EngineFacts("gateway")):
+        whole = Whole()
+        whole.poll = lambda said=said: SignalBatch(engine=said)  # type: ignore[method-assign,misc]
+        assert CombinedSignal([], [whole], facts=stored).poll().engine == said
+    same = Whole()
+    same.poll = lambda: SignalBatch(engine=EngineFacts("vllm", unit_tokens=32))  # type: ignore[method-assign]
+    told = CombinedSignal([], [same], facts=stored).poll().engine
+    assert told == EngineFacts("vllm", model="m", unit_tokens=32, unit_bytes=1 << 16, root="/kv")
