@@ -1,0 +1,44 @@
+"""Runs the real sampler on the real pynvml in a process of its own, and keeps what came out.
+
+``python -m tests.gpu.sample_run OUT UNTIL_NS INTERVAL_NS``: until CLOCK_MONOTONIC is ``UNTIL_NS``.
+"""
+
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from kvprobe.sources.gpu import GpuSampler
+
+
+def main(out: Path, until_ns: int, interval_ns: int) -> None:
+    sampler = GpuSampler(interval_ns)
+    polls = []
+    sampler.start()
+    while not sampler.sampling.gpus and time.monotonic_ns() < until_ns - 1_000_000_000:
+        time.sleep(0.05)
+    time.sleep(0.2)  # starting NVML and reading facts is done once
+    began_ns, before = time.monotonic_ns(), resource.getrusage(resource.RUSAGE_SELF)
+    while time.monotonic_ns() < until_ns:
+        time.sleep(min(0.5, max(0.0, (until_ns - time.monotonic_ns()) / 1e9)))
+        polls.append(sampler.poll())
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    ended_ns = time.monotonic_ns()
+    sampling = sampler.sampling
+    polls.append(sampler.close())
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    np.save(out / "rows.npy", np.concatenate(polls))
+    facts = {
+        "sampling": asdict(sampling),
+        "cpu_share": cpu_s * 1e9 / (ended_ns - began_ns),
+        "close_s": (time.monotonic_ns() - ended_ns) / 1e9,
+    }
+    (out / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
