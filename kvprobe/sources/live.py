@@ -105,8 +105,8 @@ class LiveSource:
     """Satisfies ``kvprobe.sources.Source``.
 
     Kernel records and engine events are read at every ``poll``, aggregates, host counters, GPU
-    samples and changes of disks and paths once a second. ``opening`` holds rows of tables that are read once;
-    they come with the first ``poll``. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
+    samples and changes of disks and paths once a second. ``opening`` holds rows of tables that are
+    read once; they come with the first ``poll``. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
     """
 
     session: Session

@@ -1,6 +1,7 @@
 """Runs the real sampler on the real pynvml in a process of its own, and keeps what came out.
 
-``python -m tests.gpu.sample_run OUT UNTIL_NS INTERVAL_NS``: until CLOCK_MONOTONIC is ``UNTIL_NS``.
+``python -m tests.gpu.sample_run FOLDER SECONDS INTERVAL_NS``: ``FOLDER/lines`` becomes a script
+that begins ``LEAD_S`` after the start, however long Python took to get there.
 """
 
 import json
@@ -14,9 +15,15 @@ import numpy as np
 
 from kvprobe.sources.gpu import GpuSampler
 
+LEAD_S = 0.4
 
-def main(out: Path, until_ns: int, interval_ns: int) -> None:
+
+def main(out: Path, seconds: float, interval_ns: int) -> None:
     sampler = GpuSampler(interval_ns)
+    epoch_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+    until_ns = epoch_ns + int(seconds * 1e9)
+    lines = (out / "lines").read_text(encoding="ascii")
+    (out / "script").write_text(f"epoch {epoch_ns}\n{lines}", encoding="ascii")
     polls = []
     sampler.start()
     while not sampler.sampling.gpus and time.monotonic_ns() < until_ns - 1_000_000_000:
@@ -34,6 +41,7 @@ def main(out: Path, until_ns: int, interval_ns: int) -> None:
     np.save(out / "rows.npy", np.concatenate(polls))
     facts = {
         "sampling": asdict(sampling),
+        "epoch_ns": epoch_ns,
         "cpu_share": cpu_s * 1e9 / (ended_ns - began_ns),
         "close_s": (time.monotonic_ns() - ended_ns) / 1e9,
     }
@@ -41,4 +49,4 @@ def main(out: Path, until_ns: int, interval_ns: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

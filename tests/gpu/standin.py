@@ -1,11 +1,11 @@
-"""The stand-in driver: how it is built, how a script for it is written, how a sampler runs on it."""
+"""The stand-in driver: how it is built, how its script is written, how a sampler runs on it."""
 
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).parent / "nvml_standin.c"
-LEAD_S = 0.8
-"""From writing the script to its time 0: a Python process starts meanwhile."""
-
 GPM = {
     "graphics_activity_share": 1, "sm_activity_share": 2, "sm_occupancy_share": 3,
     "tensor_activity_share": 5, "dram_bandwidth_share": 10, "pcie_tx_bytes_per_s": 20,
@@ -84,8 +81,10 @@ class Script:
     ) -> "Script":
         return self.add(f"slow {gpu} {function} {from_s} {to_s} {ms}")
 
-    def write(self, path: Path, epoch_ns: int) -> None:
-        path.write_text("\n".join([f"epoch {epoch_ns}", *self.lines]) + "\n", encoding="ascii")
+    def write(self, path: Path, epoch_ns: int | None = None) -> None:
+        """Write it whole, or without its begin."""
+        epoch = [] if epoch_ns is None else [f"epoch {epoch_ns}"]
+        path.write_text("\n".join([*epoch, *self.lines]) + "\n", encoding="ascii")
 
 
 @dataclass(frozen=True)
@@ -131,20 +130,30 @@ def environment(library: Path | None, script: Path | None = None) -> dict[str, s
     return settings
 
 
+def sample_all(
+    library: Path | None, scripts: Mapping[Any, Script], folder: Path, seconds: float
+) -> dict[Any, Run]:
+    """``sample`` for each script, at the same time."""
+    with ThreadPoolExecutor(len(scripts)) as pool:
+        runs = {
+            name: pool.submit(sample, library, script, folder / str(name), seconds)
+            for name, script in scripts.items()
+        }
+    return {name: run.result() for name, run in runs.items()}
+
+
 def sample(
     library: Path | None,
     script: Script,
     folder: Path,
     seconds: float,
-    interval_ms: float = 120,
+    interval_ms: float = 125,
 ) -> Run:
     """Sample from the start of the script for so long; ``library`` None: without a driver."""
     folder.mkdir(parents=True, exist_ok=True)
-    epoch_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
-    script.write(folder / "script", epoch_ns)
-    until_ns = epoch_ns + int(seconds * 1e9)
+    script.write(folder / "lines")
     subprocess.run(
-        [sys.executable, "-m", "tests.gpu.sample_run", folder, str(until_ns),
+        [sys.executable, "-m", "tests.gpu.sample_run", folder, str(seconds),
          str(int(interval_ms * 1e6))],
         check=True,
         cwd=ROOT,
@@ -152,4 +161,4 @@ def sample(
         timeout=seconds + 60,
     )  # fmt: skip
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    return Run(np.load(folder / "rows.npy"), epoch_ns=epoch_ns, **facts)
+    return Run(np.load(folder / "rows.npy"), **facts)

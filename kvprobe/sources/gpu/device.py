@@ -9,7 +9,7 @@ from typing import Any
 from kvprobe.model import GpuFacts, Missing
 from kvprobe.schema import UNKNOWN
 from kvprobe.sources.gpu import gpm, readings
-from kvprobe.sources.gpu.pool import GRACE_NS, Job
+from kvprobe.sources.gpu.pool import Job
 from kvprobe.sources.gpu.reasons import Remedy, reason_of
 from kvprobe.sources.gpu.rows import RowStore
 
@@ -89,7 +89,7 @@ class Device:
                 "busy time and cannot be turned into bytes",
             )
             return
-        least_ns = min(gpm.LEAST_SPAN_NS, self._interval_ns - GRACE_NS)
+        least_ns = min(gpm.LEAST_SPAN_NS, self._interval_ns * 4 // 5)
         for instance in (UNKNOWN, *self.facts.instances):
             subject = (self.facts.index, instance)
             name = "GPM" if instance == UNKNOWN else f"GPM of MIG instance {instance}"

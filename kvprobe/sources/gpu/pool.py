@@ -4,7 +4,7 @@ One thread, the leader, waits for the next call that is due and makes it. A seco
 wakes ``GRACE_NS`` later: where the leader is back, as nearly always, it sleeps on; where the
 leader is stuck, it leads. So 24 quick calls that are due together cost two wake-ups, not 24
 threads, and a call that takes 200 ms delays the others once, by ``GRACE_NS``. A call that is
-known to be slow is handed over at once.
+known to be slow comes after the quick ones, and is handed over at once.
 
 A driver serves one call at a time and may make the programs of its user wait meanwhile. So a call
 that takes long is made less often: it may fill at most ``1 / SPACING`` of the time.
@@ -94,7 +94,7 @@ class Pool:
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._due: list[tuple[int, int, Job]] = []
+        self._due: list[tuple[int, bool, int, Job]] = []
         self._order = itertools.count()
         self._running: set[Job] = set()
         self._leader: int | None = None
@@ -134,7 +134,7 @@ class Pool:
         return not any(thread.is_alive() for thread in threads)
 
     def _push(self, due_ns: int, job: Job) -> None:
-        heapq.heappush(self._due, (due_ns, next(self._order), job))
+        heapq.heappush(self._due, (due_ns, job.typical_ns > GRACE_NS, next(self._order), job))
 
     def _spawn(self) -> None:
         """One thread more; the lock is held."""
@@ -187,7 +187,7 @@ class Pool:
                 self._changed.notify_all()  # whoever waits, waits for a later call
 
     def _wait_ns(self, leads: bool) -> int | None:
-        while self._due and self._due[0][2].dropped:
+        while self._due and self._due[0][3].dropped:
             heapq.heappop(self._due)
         if not self._due:
             return None
@@ -195,7 +195,7 @@ class Pool:
 
     def _pop(self) -> Job:
         """The call that is due; sees to it that somebody can lead while it is made."""
-        _, _, job = heapq.heappop(self._due)
+        job = heapq.heappop(self._due)[3]
         self._running.add(job)
         if self._idle + self._starting < 2:  # this thread is one of them
             self._spawn()

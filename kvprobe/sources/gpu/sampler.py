@@ -17,8 +17,8 @@ from kvprobe.sources.gpu.pool import Job, Pool
 from kvprobe.sources.gpu.reasons import LIBRARY_NOT_FOUND, REASONS, Remedy, reason_of
 from kvprobe.sources.gpu.rows import RowStore
 
-INTERVAL_NS = 120_000_000
-"""A little more than the 100 ms at which devices refresh their counters."""
+INTERVAL_NS = 125_000_000
+"""Devices refresh their counters each 100 ms: an interval that still has that when one is late."""
 SECOND_NS = 1_000_000_000
 _FIRST_PAUSE_NS = SECOND_NS
 _LONGEST_PAUSE_NS = 30 * SECOND_NS
@@ -42,7 +42,7 @@ def survey() -> GpuSampling:
     try:
         found = []
         unreached: list[str] = []
-        for handle, told in _reachable(nvml, unreached, frozenset()):
+        for handle, told in _reachable(nvml, unreached):
             rows = RowStore()
             device = Device(nvml, handle, told, rows, INTERVAL_NS, lambda *_: None)
             device.ask_all()
@@ -87,7 +87,9 @@ class GpuSampler:
         self._past_jobs: list[Job] = []
         self._state = GpuSampling(why_none="the NVIDIA driver has not answered yet")
         self._notes: list[str] = []
-        self._unreached: list[str] = []
+        self._unreached: set[str] = set()
+        self._places: set[int] = set()
+        self._events_stale = False
         second_ns = max(1, SECOND_NS // interval_ns) * interval_ns
         self._watch = Job("watch", self._look, second_ns)
         self._xid = Job("Xid events", self._ask_events, second_ns)
@@ -131,12 +133,14 @@ class GpuSampler:
         now = time.monotonic_ns()
         if self._driver_lost:
             self._end_lost(now)
-        elif now >= self._look_ns:
+        if not self._driver_lost and now >= self._look_ns:
             if not self._open:
                 self._start_nvml(now)
             else:
                 self._later(now)
                 self._find_devices()
+        if self._events_stale and not self._driver_lost:
+            self._watch_events()
         return True
 
     def _start_nvml(self, now: int) -> None:
@@ -169,46 +173,77 @@ class GpuSampler:
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
 
     def _find_devices(self) -> None:
-        """Sample every device that is there and is not being sampled."""
-        news = False
-        unreached: list[str] = []
-        try:
-            present = frozenset(uuid for uuid, d in self._devices.items() if d.present)
-            for handle, told in _reachable(self._nvml, unreached, present):
-                self._sample(told, handle, self._devices.get(_identity(told)))
-                news = True
-        except self._nvml.NVMLError as error:
-            self._lose_driver(error.value)
-            return
-        with self._lock:
-            for text in unreached:
-                if text not in self._unreached:
-                    self._note(text)
-            self._unreached = unreached
-        if news:
-            self._watch_events()
+        """Look at every place that holds no device known to be there, each in a call of its own.
 
-    def _sample(self, told: GpuFacts, handle: Any, known: Device | None) -> None:
-        """Begin with a device, under the number it had before if it was there before."""
-        identity = _identity(told)
-        numbers = {d.facts.index for d in self._devices.values()}
-        if known is not None:
-            told = replace(told, index=known.facts.index)
-            if not self._pool.in_flight() & set(known.jobs):
-                known.free()
-        elif told.index in numbers:
-            told = replace(told, index=1 + max(numbers))
-        device = Device(self._nvml, handle, told, self._rows, self._interval_ns, self._lose)
+        The first question about a device can take seconds: the driver starts it.
+        """
+        try:
+            count = self._nvml.nvmlDeviceGetCount()
+        except self._nvml.NVMLError as error:
+            if reason_of(error.value).remedy is Remedy.REOPEN:
+                self._lose_driver(error.value)
+            return
+        for index in range(count):
+            if index not in self._places:
+                self._places.add(index)
+                self._pool.add(self._first_question(index))
+
+    def _first_question(self, index: int) -> Job:
+        def run() -> bool:
+            job.dropped = True
+            try:
+                self._identify(index)
+            except self._nvml.NVMLError as error:
+                self._not_reached(index, error.value)
+                return False
+            return True
+
+        job = Job("first question", run, self._watch.interval_ns)
         with self._lock:
+            self._past_jobs.append(job)
+        return job
+
+    def _identify(self, index: int) -> None:
+        """Begin with a device, under the number it had before if it was there before."""
+        handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        identity = facts.uuid_of(self._nvml, handle) or f"index {index}"
+        known = self._devices.get(identity)
+        if known is not None and known.present:
+            return
+        told = facts.facts_of(self._nvml, handle, index)
+        with self._lock:
+            if self._driver_lost:
+                return
+            numbers = {d.facts.index for d in self._devices.values()}
             if known is not None:
+                told = replace(told, index=known.facts.index)
                 self._past_jobs += known.jobs
                 self._note(f"GPU {told.index} ({told.name}) is sampled again")
+            elif index in numbers:
+                told = replace(told, index=1 + max(numbers))
+            device = Device(self._nvml, handle, told, self._rows, self._interval_ns, self._lose)
             self._devices[identity] = device
+            self._events_stale = True
+        if known is not None and not self._pool.in_flight() & set(known.jobs):
+            known.free()
         for job in device.jobs:
             self._pool.add(job)
 
+    def _not_reached(self, index: int, code: int) -> None:
+        reason = reason_of(code)
+        if reason.remedy is Remedy.REOPEN:
+            self._lose_driver(code)
+            return
+        text = f"GPU {index} cannot be reached: {reason.why}"
+        with self._lock:
+            self._places.discard(index)
+            if text not in self._unreached:
+                self._unreached.add(text)
+                self._note(text)
+
     def _watch_events(self) -> None:
         """Have the Xid errors of all devices that are there."""
+        self._events_stale = False
         if self._events is not None:
             self._events.free()
         present = [device for device in self._devices.values() if device.present]
@@ -231,6 +266,7 @@ class GpuSampler:
             if not device.present:
                 return
             device.leave()
+            self._places.clear()  # the driver may number its devices anew
             self._pause_ns = _FIRST_PAUSE_NS
             self._look_ns = time.monotonic_ns() + self._pause_ns
             self._note(f"GPU {device.facts.index} was lost: {reason_of(code).why}")
@@ -253,6 +289,7 @@ class GpuSampler:
         if not self._pool.in_flight() - {self._watch}:
             self._end_nvml()
         self._events, self._open, self._driver_lost = None, False, False
+        self._places.clear()
         self._look_ns = now
 
     def _end_nvml(self) -> None:
@@ -287,12 +324,8 @@ def _load() -> tuple[Any, str]:
     return pynvml, ""
 
 
-def _reachable(
-    nvml: Any, unreached: list[str], known: frozenset[str]
-) -> Iterable[tuple[Any, GpuFacts]]:
-    """Each device that the driver can reach, but those with a ``known`` UUID.
-
-    ``unreached`` is told why others cannot be reached.
+def _reachable(nvml: Any, unreached: list[str]) -> Iterable[tuple[Any, GpuFacts]]:
+    """Each device that the driver can reach; ``unreached`` is told why others cannot be.
 
     Raises:
         pynvml.NVMLError: the driver is gone.
@@ -300,17 +333,12 @@ def _reachable(
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            if not known or facts.uuid_of(nvml, handle) not in known:
-                yield handle, facts.facts_of(nvml, handle, index)
+            yield handle, facts.facts_of(nvml, handle, index)
         except nvml.NVMLError as error:
             reason = reason_of(error.value)
             if reason.remedy is Remedy.REOPEN:
                 raise
             unreached.append(f"GPU {index} cannot be reached: {reason.why}")
-
-
-def _identity(told: GpuFacts) -> str:
-    return told.uuid or f"index {told.index}"
 
 
 def _none(code: int) -> GpuSampling:
