@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvprobe import reports
 from kvprobe.capture.manifest import Clock, Manifest
 from kvprobe.capture.reader import open_capture
 from kvprobe.capture.redact import redact
@@ -21,8 +22,10 @@ from kvprobe.model import Frame, GpuFacts, GpuSampling
 from kvprobe.reports.text import render
 from kvprobe.schema import GPU, UNKNOWN, ClockEvent
 from tests.gpu.standin import GPM, ROOT, Script, environment
+from tests.reports.schema_check import errors
 
 SECOND_NS = 1_000_000_000
+SCHEMA = json.loads((Path(reports.__file__).parent / "document.schema.json").read_text("utf-8"))
 FACTS = GpuFacts(
     0, "NVIDIA H100 80GB HBM3", "GPU-secret", "165", peak_bytes_per_s=3e12, instances=(3,),
     memory_bytes=80 << 30,
@@ -73,6 +76,7 @@ def test_a_capture_holds_the_devices_and_a_report_shows_them(driver: Path, tmp_p
         assert (held["reason"], held["share"]) == ("sw_power_cap", 1.0)
         assert not gpu["facts"]["uuid"].startswith("GPU-")
         assert not gpu["facts"]["serial"].startswith("165")
+    assert list(errors(document, SCHEMA, SCHEMA)) == []
     assert document["capture"]["gpu_driver"] == "570.86.15"
     assert document["losses"]["gpu"]["rows"] > 50
     assert {call["name"] for call in document["cost"]["gpu_calls"]} >= {"GPM", "power"}
