@@ -107,18 +107,21 @@ ALWAYS = (
 WITHOUT_GPM = (
     Reading(
         "utilisation", ("kernel_time_share", "memory_busy_time_share"), _utilisation,
-        "whether a kernel ran",
+        "whether a kernel ran", SECOND_NS // 4,
     ),
     Reading(
         "PCIe to the device", ("pcie_rx_bytes_per_s",), _pcie("NVML_PCIE_UTIL_RX_BYTES"),
-        "PCIe traffic", spans=True,
+        "PCIe traffic", SECOND_NS, spans=True,
     ),
     Reading(
         "PCIe from the device", ("pcie_tx_bytes_per_s",), _pcie("NVML_PCIE_UTIL_TX_BYTES"),
-        "PCIe traffic", spans=True,
+        "PCIe traffic", SECOND_NS, spans=True,
     ),
 )  # fmt: skip
-"""Asked only of a device without GPM, which tells the same and more without waiting."""
+"""Asked only of a device without GPM, which tells the same and more without waiting.
+
+The driver chooses a period for utilisation, and PCIe counts block for 20 ms: seldom is enough.
+"""
 
 
 def reader(
