@@ -17,6 +17,7 @@ from kvprobe.adapter import Engine
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
+from kvprobe.correlator.gpu import gpu_accounts
 from kvprobe.correlator.ledger import BreakEven, DeviceAccount, Latency, Load, PathAccount
 from kvprobe.correlator.timeline import timeline
 from kvprobe.engines.jsonl import WORKLOAD
@@ -53,6 +54,7 @@ def build(tables: Tables, sweeps: Sequence[ServiceCell] = ()) -> Document:
     facts = facts_of(ledger, tables.manifest, sweeps)
     document = assemble(ledger, tables.manifest, findings, propose(findings, facts))
     _add_timelines(document, ledger, tables)
+    document["gpus"] = _gpus(tables)
     return document
 
 
@@ -182,9 +184,12 @@ def _capture(manifest: Manifest, ledger: Ledger) -> Document:
         "signal": {"understood": manifest.signal_understood, "ignored": manifest.signal_ignored},
         "engine_totals": [asdict(total) for total in ledger.totals],
         "clock": asdict(manifest.clock),
+        "gpu_driver": manifest.gpu and manifest.gpu.driver,
+        "gpu_why_none": manifest.gpu and manifest.gpu.why_none,
         "notes": [
             *notes.outages(ledger),
             *manifest.notes,
+            *notes.gpus(manifest.gpu),
             *notes.left_out(ledger),
             *notes.compared(ledger),
         ],
@@ -206,6 +211,7 @@ def _cost(manifest: Manifest) -> Document:
         "agent_cpu_share": _ratio(manifest.cost.agent_cpu_ns, wall),
         "budget_share": manifest.budget_share,
         "programs": [asdict(p) for p in programs],
+        "gpu_calls": [asdict(call) for call in manifest.gpu.calls] if manifest.gpu else [],
     }
 
 
@@ -348,6 +354,11 @@ def _add_timelines(document: Document, ledger: Ledger, tables: Tables) -> None:
     for shown, device in zip(document["devices"], ledger.devices, strict=True):
         points = timeline(depth, histogram, device.numbers, block=block)
         shown["timeline"] = _plain([asdict(point) for point in points])
+
+
+def _gpus(tables: Tables) -> Any:
+    found = gpu_accounts(tables.frame("gpu"), tables.manifest.gpu)
+    return _plain([asdict(account) for account in found])
 
 
 def _spread(values: Sequence[int]) -> Interval | None:

@@ -147,6 +147,68 @@ class NvmePath:
         return self.nqn, self.address, self.nsid
 
 
+@dataclass(frozen=True)
+class GpuFacts:
+    """An NVIDIA device as its driver describes it; ``index`` is the ``gpu`` column of its rows.
+
+    ``peak_bytes_per_s`` is the most its memory could move, see ``kvprobe.sources.gpu.facts``.
+    ``mig`` says whether it is divided; ``instances`` are the ids of its MIG GPU instances.
+    """
+
+    index: int
+    name: str
+    uuid: str | None = None
+    serial: str | None = None
+    pci_address: str | None = None
+    memory_bytes: int | None = None
+    memory_bus_bits: int | None = None
+    memory_clock_hz: int | None = None
+    peak_bytes_per_s: float | None = None
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    power_limit_watts: float | None = None
+    mig: bool | None = None
+    instances: tuple[int, ...] = ()
+    gpm: bool | None = None
+    """Whether the driver counts bandwidth and activity of this device (GPM, from Hopper on)."""
+    not_sampled: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuCall:
+    """What one kind of question to the driver has cost, over all devices.
+
+    ``missed`` counts the periods in which a question was due and none was asked. ``interval_ns``
+    is the longest that any device is asked at now: a slow answer is asked for less often.
+    """
+
+    name: str
+    calls: int
+    failed: int
+    missed: int
+    wall_ns: int
+    longest_ns: int
+    cpu_ns: int
+    interval_ns: int
+
+
+@dataclass(frozen=True)
+class GpuSampling:
+    """The GPU side of a recording: the devices, or why there are none, and what asking has cost.
+
+    ``expected`` says whether there should have been devices: a machine without the driver's
+    library has none, one whose driver refuses has.
+    """
+
+    gpus: tuple[GpuFacts, ...] = ()
+    driver: str | None = None
+    nvml: str | None = None
+    why_none: str | None = None
+    expected: bool = False
+    calls: tuple[GpuCall, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 # ---------------------------------------------------------------- analysis
 
 

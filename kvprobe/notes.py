@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvprobe import units
 from kvprobe.correlator.ledger import Ledger
+from kvprobe.model import GpuSampling
 from kvprobe.sources.nvme import short_address
 
 
@@ -77,3 +78,11 @@ def outages(ledger: Ledger) -> list[str]:
 
 def _after(time_ns: int, ledger: Ledger) -> str:
     return units.duration(max(0, time_ns - ledger.window_ns[0]))
+
+
+def gpus(sampling: GpuSampling | None) -> tuple[str, ...]:
+    """What befell the GPUs, or why they were not seen where there should be some."""
+    if sampling is None:
+        return ()
+    blind = sampling.why_none if sampling.expected else None
+    return (*sampling.notes, *([f"GPUs were not sampled: {blind}"] if blind else []))

@@ -6,10 +6,14 @@ Tables whose rows come from the kernel have a fixed record; their unsigned colum
 ``null`` where the kernel did not know. Other tables are made in Python and use ``-1`` and None.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+
+from kvprobe.columns import Column as Column
+from kvprobe.columns import Table as Table
+from kvprobe.gpu_table import GPU as GPU
+from kvprobe.gpu_table import ClockEvent as ClockEvent
 
 UNKNOWN = -1
 """An unknown integer in an analysis frame."""
@@ -104,36 +108,6 @@ class FabricKind(IntEnum):
     """A path can be used by its namespace."""
     RECEIVE_GAP = 12
     """A queue got a segment behind a gap: one from the target was lost, or was overtaken."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column. ``dtype`` is a numpy code; ``null`` the raw value that stands for unknown."""
-
-    name: str
-    dtype: str
-    unit: str
-    meaning: str
-    null: int | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table. ``kernel`` tables are fixed records from a ring buffer of the same name.
-
-    ``derived`` columns are not in the record: a reader fills them, a redacted capture stores them.
-    """
-
-    name: str
-    meaning: str
-    columns: tuple[Column, ...]
-    kernel: bool = False
-    derived: tuple[Column, ...] = ()
-
-    @property
-    def all_columns(self) -> tuple[Column, ...]:
-        """The columns of an analysis frame."""
-        return self.columns + self.derived
 
 
 _C = Column
@@ -355,6 +329,7 @@ TABLES = {
         KEYS,
         HOST,
         KNOBS,
+        GPU,
     )
 }
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvprobe.model import DeviceFacts, EngineFacts, Filters, Loss, Missing, NvmePath, ProgramCost
+from kvprobe.model import (
+    DeviceFacts,
+    EngineFacts,
+    Filters,
+    GpuSampling,
+    Loss,
+    Missing,
+    NvmePath,
+    ProgramCost,
+)
 
 FORMAT = "kvcap"
 FORMAT_VERSION = 1
@@ -85,6 +94,8 @@ class Manifest:
     devices: tuple[DeviceFacts, ...] = ()
     nvme_paths: tuple[NvmePath, ...] = ()
     """All that were there at some time of the recording."""
+    gpu: GpuSampling | None = None
+    """The NVIDIA devices and what sampling them has cost; None: recorded without looking."""
     notes: tuple[str, ...] = ()
     """What is missing or was cut short, one sentence each, for the first lines of a report."""
 

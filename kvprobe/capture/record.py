@@ -111,6 +111,7 @@ def _as_of(
         engine=source.engine or manifest.engine,
         devices=source.devices or manifest.devices,
         nvme_paths=source.nvme_paths or manifest.nvme_paths,
+        gpu=source.gpu or manifest.gpu,
         cost=replace(
             manifest.cost,
             programs=source.cost(),

@@ -20,7 +20,7 @@ from kvprobe.capture.lookups import fill_keys
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.reader import open_capture
 from kvprobe.errors import ExitCode, KvprobeError
-from kvprobe.model import DeviceFacts, EngineFacts, Frame, NvmePath
+from kvprobe.model import DeviceFacts, EngineFacts, Frame, GpuSampling, NvmePath
 from kvprobe.schema import TABLES
 
 _DIGITS = 12
@@ -142,6 +142,7 @@ class Redactor:
             engine=None if manifest.engine is None else self._engine(manifest.engine),
             devices=tuple(map(self._device, manifest.devices)),
             nvme_paths=tuple(map(self._nvme_path, manifest.nvme_paths)),
+            gpu=None if manifest.gpu is None else self._gpu(manifest.gpu),
             missing=tuple(
                 replace(
                     m,
@@ -167,6 +168,13 @@ class Redactor:
     def _device(self, device: DeviceFacts) -> DeviceFacts:
         mounts = tuple(self.path(mount) or "" for mount in device.mounts)
         return replace(device, name=self.subject(device.name) or "", mounts=mounts)
+
+    def _gpu(self, gpu: GpuSampling) -> GpuSampling:
+        gpus = tuple(
+            replace(each, uuid=self.name(each.uuid), serial=self.name(each.serial))
+            for each in gpu.gpus
+        )
+        return replace(gpu, gpus=gpus)
 
     def _nvme_path(self, path: NvmePath) -> NvmePath:
         return replace(

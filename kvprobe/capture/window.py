@@ -103,6 +103,7 @@ class Window:
             engine=source.engine,
             devices=source.devices,
             nvme_paths=source.nvme_paths,
+            gpu=source.gpu,
             losses=dict(source.losses()),
             cost=replace(
                 self._manifest.cost, programs=source.cost(), measured_ns=source.measured_ns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ from kvprobe.bpf.readiness import ProbeState
 from kvprobe.commands._chain_text import queues_in_words
 from kvprobe.commands._listening import running_engines
 from kvprobe.errors import KvprobeError
-from kvprobe.model import DeviceFacts
+from kvprobe.model import DeviceFacts, GpuFacts
 from kvprobe.sources import devices, nvme
 from kvprobe.sources.devices import PathStorage
 from kvprobe.sources.processes import Environment, processes
 from kvprobe.sources.topology import Layer, chain_of
-from kvprobe.units import size
+from kvprobe.units import rate, size
 
 _TABLES = {
     "block": "block requests",
@@ -36,7 +35,6 @@ _TABLES = {
 """Tables in words; one that is not named here goes by its own name."""
 _FILES_LOOKED_AT = 4096
 """A cache can hold millions of files; so many names are enough to recognise it."""
-_NVML = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True)
@@ -299,14 +297,33 @@ def tool_features() -> tuple[Feature, ...]:
 
 
 def gpu_features() -> tuple[Feature, ...]:
-    """Whether the driver's library can be used."""
-    try:
-        ctypes.CDLL(_NVML)
-    except OSError:
-        answer = absent(
-            f"{_NVML} is not installed",
-            "the table gpu stays empty; storage and requests are shown all the same",
-            "",
-        )
-        return (Feature("GPU", "NVIDIA", *answer),)
-    return (Feature("GPU", "NVIDIA", *ok(f"{_NVML} is installed")),)
+    """The NVIDIA devices: what is sampled of each, what is not and why; one line without any."""
+    from kvprobe.sources.gpu import survey
+
+    found = survey()
+    if found.why_none is not None:
+        effect = "the table gpu stays empty; storage and requests are shown all the same"
+        return (Feature("GPU", "NVIDIA", *absent(found.why_none, effect, "")),)
+    return tuple(_gpu_feature(gpu, found.driver) for gpu in found.gpus) + tuple(
+        Feature("GPU", "NVIDIA", *degraded(note, "it is not sampled", "")) for note in found.notes
+    )
+
+
+def _gpu_feature(gpu: GpuFacts, driver: str | None) -> Feature:
+    words = [
+        gpu.name,
+        size(gpu.memory_bytes) if gpu.memory_bytes else "",
+        f"memory peak {rate(gpu.peak_bytes_per_s)}" if gpu.peak_bytes_per_s else "",
+        f"driver {driver}" if driver else "",
+        f"MIG with instances {', '.join(map(str, gpu.instances)) or 'none'}" if gpu.mig else "",
+        "bandwidth and activity are sampled (GPM)" if gpu.gpm else "",
+    ]
+    text = ", ".join(word for word in words if word)
+    if not gpu.not_sampled:
+        return Feature("GPU", f"GPU {gpu.index}", *ok(text))
+    gaps = "; ".join(
+        f"{gap.what}: {gap.why}" + (f" ({gap.effect})" if gap.effect else "")
+        for gap in gpu.not_sampled
+    )
+    fix = next((gap.fix for gap in gpu.not_sampled if gap.fix), "")
+    return Feature("GPU", f"GPU {gpu.index}", *degraded(text, f"not sampled: {gaps}", fix))

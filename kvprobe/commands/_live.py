@@ -132,6 +132,7 @@ def open_live(
     from kvprobe import knobs
     from kvprobe.bpf.session import open_session
     from kvprobe.clock import sample_clocks
+    from kvprobe.sources.gpu import GpuSampler
     from kvprobe.sources.host import HostSampler
     from kvprobe.sources.path_watch import PathWatch
 
@@ -157,9 +158,12 @@ def open_live(
             devices=watch.devices,
             nvme_paths=watch.paths,
         )
+        gpus = GpuSampler()
+        opening = {"knobs": settings}
         source = LiveSource(
-            session, heard.signal, HostSampler(), watch, {"knobs": settings}, engine=heard.facts
+            session, heard.signal, HostSampler(), watch, gpus, opening, engine=heard.facts
         )
+        gpus.start()
         return source, manifest
     except BaseException:
         session.close()

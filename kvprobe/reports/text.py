@@ -13,6 +13,7 @@ from kvprobe.reports import Report
 from kvprobe.reports._text.advice import findings, proposals
 from kvprobe.reports._text.break_even import break_even
 from kvprobe.reports._text.devices import devices
+from kvprobe.reports._text.gpus import gpus
 from kvprobe.reports._text.head import answer, head, next_steps
 from kvprobe.reports._text.ledger import ledger
 from kvprobe.reports._text.page import NARROWEST, WIDEST, Page, print_page
@@ -31,6 +32,7 @@ WHOLE: Sequence[Section] = (
     read_ahead,
     break_even,
     devices,
+    gpus,
     findings,
     proposals,
 )

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from kvprobe.model import DeviceFacts, EngineFacts, Frame, Loss, NvmePath, ProgramCost, Rows
+from kvprobe.model import (
+    DeviceFacts,
+    EngineFacts,
+    Frame,
+    GpuSampling,
+    Loss,
+    NvmePath,
+    ProgramCost,
+    Rows,
+)
 
 TableRows: TypeAlias = Rows | Frame | Sequence[Mapping[str, Any]]
 """Rows of one table: as the kernel wrote them, as a frame (replay), or as dicts (a signal)."""
@@ -39,6 +48,11 @@ class Source(Protocol):
     @property
     def nvme_paths(self) -> tuple[NvmePath, ...]:
         """The NVMe paths of this source's host, all that were there at some time."""
+        ...
+
+    @property
+    def gpu(self) -> GpuSampling | None:
+        """The NVIDIA devices of this source's host; None: nobody looked."""
         ...
 
     @property

@@ -12,6 +12,7 @@ from kvprobe.bpf.governor import Thinning
 from kvprobe.model import (
     DeviceFacts,
     EngineFacts,
+    GpuSampling,
     Loss,
     NvmePath,
     ProgramCost,
@@ -82,19 +83,37 @@ class Watch(Protocol):
         ...
 
 
+class Gpus(Protocol):
+    """What a live source needs of ``kvprobe.sources.gpu``."""
+
+    @property
+    def sampling(self) -> GpuSampling:
+        """Devices, costs and what happened, as of now."""
+        ...
+
+    def poll(self) -> Rows:
+        """Rows of ``gpu`` since the last call."""
+        ...
+
+    def close(self) -> Rows:
+        """Stop, and return the rest."""
+        ...
+
+
 @dataclass
 class LiveSource:
     """Satisfies ``kvprobe.sources.Source``.
 
-    Kernel records and engine events are read at every ``poll``, aggregates, host counters and
-    changes of disks and paths once a second. ``opening`` holds rows of tables that are read once;
-    they come with the first ``poll``. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
+    Kernel records and engine events are read at every ``poll``, aggregates, host counters, GPU
+    samples and changes of disks and paths once a second. ``opening`` holds rows of tables that are
+    read once; they come with the first ``poll``. ``clock`` gives CLOCK_MONOTONIC in nanoseconds.
     """
 
     session: Session
     signal: Signal | None = None
     sampler: Sampler | None = None
     watch: Watch | None = None
+    gpus: Gpus | None = None
     opening: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     clock: Callable[[], int] = time.monotonic_ns
     engine: EngineFacts | None = None
@@ -113,6 +132,11 @@ class LiveSource:
     def nvme_paths(self) -> tuple[NvmePath, ...]:
         """Every NVMe path seen so far."""
         return () if self.watch is None else self.watch.paths
+
+    @property
+    def gpu(self) -> GpuSampling | None:
+        """The NVIDIA devices, as far as their driver has told."""
+        return None if self.gpus is None else self.gpus.sampling
 
     def poll(self) -> Batch:
         """Return what is new; never blocks."""
@@ -160,20 +184,24 @@ class LiveSource:
             tables.update(self.opening)
             tables.update(self.session.poll())
             self.opening = {}
-            self._each_second(tables, closely=True)
+            self._each_second(tables, last=True)
         finally:
             self.finished = True
+            if self.gpus is not None:
+                self.gpus.close()
             self.session.close()
         if self.signal is not None:
             self._take(tables, self.signal.close())
         return self._batch(now_ns, tables)
 
-    def _each_second(self, tables: dict[str, TableRows], closely: bool = False) -> None:
+    def _each_second(self, tables: dict[str, TableRows], last: bool = False) -> None:
         tables.update(self.session.aggregates())
         if self.sampler is not None:
             tables["host"] = [*tables.get("host", ()), *self.sampler.sample()]
+        if self.gpus is not None:
+            tables["gpu"] = self.gpus.close() if last else self.gpus.poll()
         if self.watch is not None:
-            self.watch.look(closely)
+            self.watch.look(closely=last)
 
     def _take(self, tables: dict[str, TableRows], batch: SignalBatch) -> None:
         for name, rows in (

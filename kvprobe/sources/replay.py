@@ -9,7 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvprobe.model import DeviceFacts, EngineFacts, Frame, Loss, NvmePath, ProgramCost
+from kvprobe.model import (
+    DeviceFacts,
+    EngineFacts,
+    Frame,
+    GpuSampling,
+    Loss,
+    NvmePath,
+    ProgramCost,
+)
 from kvprobe.schema import TABLES
 from kvprobe.sources import Batch, TableRows
 
@@ -26,6 +34,7 @@ _DELIVERED_BY = {
     "requests": ("arrival_ns", "scheduled_ns", "prefill_start_ns", "prefill_end_ns",
                  "first_token_ns"),
     "host": ("time_ns",),
+    "gpu": ("time_ns",),
 }  # fmt: skip
 """A live source has a row when the last of these has passed."""
 
@@ -51,6 +60,11 @@ class Facts(Protocol):
     @property
     def nvme_paths(self) -> tuple[NvmePath, ...]:
         """The NVMe paths of the recorded host."""
+        ...
+
+    @property
+    def gpu(self) -> GpuSampling | None:
+        """The NVIDIA devices of the recorded host."""
         ...
 
     @property
@@ -119,6 +133,11 @@ class ReplaySource:
     def nvme_paths(self) -> tuple[NvmePath, ...]:
         """The NVMe paths of the recorded host."""
         return self._facts.nvme_paths
+
+    @property
+    def gpu(self) -> GpuSampling | None:
+        """The NVIDIA devices of the recorded host."""
+        return self._facts.gpu
 
     @property
     def finished(self) -> bool:

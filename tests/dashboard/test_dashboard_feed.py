@@ -37,6 +37,7 @@ class Source:
         self.engine = EngineFacts("vllm")
         self.devices: tuple[DeviceFacts, ...] = ()
         self.nvme_paths: tuple[NvmePath, ...] = ()
+        self.gpu = None
         self.finished = False
         self.measured_ns = None
         self.start_ns = time.monotonic_ns()

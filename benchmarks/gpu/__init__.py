@@ -1,0 +1,1 @@
+"""What GPU sampling costs, and whether its figures are true: ``python -m benchmarks.gpu``."""

@@ -1,0 +1,155 @@
+"""What the GPUs did over the window: each metric's mean, 95th percentile and count, per device.
+
+A GPM value is the mean over a stretch of time, so it weighs as long as that stretch; what is a
+reading of a moment, or of a period that the driver chose, weighs the same each time. Shares of
+time of clock events are shares of readings, which come at even intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvprobe.model import Frame, GpuFacts, GpuSampling
+from kvprobe.schema import GPU, UNKNOWN, ClockEvent
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over the window; ``n`` values stand behind it, ``covered_ns`` long in sum.
+
+    ``covered_ns`` is None for readings of moments.
+    """
+
+    mean: float
+    p95: float
+    highest: float
+    n: int
+    covered_ns: int | None
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """One clock event: for what share of ``n`` readings it was on."""
+
+    reason: str
+    share: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Xid:
+    """One Xid error, which happened in the second before ``time_ns``."""
+
+    time_ns: int
+    number: int
+
+
+@dataclass(frozen=True)
+class GpuAccount:
+    """One device, or one MIG GPU instance of it (``instance``).
+
+    ``metrics`` goes by the columns of ``schema.GPU``. ``dram_bytes_per_s`` is the mean share of
+    the peak that memory clock and bus width allow. ECC counts are those of the window.
+    """
+
+    facts: GpuFacts
+    instance: int | None
+    metrics: Mapping[str, Spread]
+    dram_bytes_per_s: float | None
+    clock_events: tuple[HeldBack, ...]
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    xids: tuple[Xid, ...]
+
+
+_METRICS = (*(c.name for c in GPU.columns if c.dtype == "f8"), "memory_used_bytes")
+
+
+def gpu_accounts(frame: Frame, sampling: GpuSampling | None) -> tuple[GpuAccount, ...]:
+    """An account for each device, then for each of its MIG instances.
+
+    Args:
+        frame: the table ``gpu``.
+        sampling: the devices; rows of a device that is not among them are left out.
+    """
+    found = []
+    for facts in sampling.gpus if sampling else ():
+        mine = frame["gpu"] == facts.index
+        for instance in (UNKNOWN, *facts.instances):
+            rows = _where(frame, mine & (frame["instance"] == instance))
+            if instance == UNKNOWN or len(rows["time_ns"]):
+                found.append(_account(facts, instance, rows))
+    return tuple(found)
+
+
+def _account(facts: GpuFacts, instance: int, rows: Frame) -> GpuAccount:
+    metrics = dict(_spreads(rows))
+    dram, peak = metrics.get("dram_bandwidth_share"), facts.peak_bytes_per_s
+    # An instance has a part of the memory's channels, and which part is not told.
+    whole = instance == UNKNOWN
+    errors = rows["xid"] != UNKNOWN
+    return GpuAccount(
+        facts=facts,
+        instance=None if whole else instance,
+        metrics=metrics,
+        dram_bytes_per_s=dram.mean * peak if dram and peak and whole else None,
+        clock_events=tuple(_held_back(rows["clock_events"])),
+        ecc_corrected=_grown(rows["ecc_corrected"]),
+        ecc_uncorrected=_grown(rows["ecc_uncorrected"]),
+        xids=tuple(
+            Xid(int(at), int(number))
+            for at, number in zip(rows["time_ns"][errors], rows["xid"][errors], strict=True)
+        ),
+    )
+
+
+def _where(frame: Frame, mask: Mask) -> Frame:
+    return {name: values[mask] for name, values in frame.items()}
+
+
+def _spreads(rows: Frame) -> Iterator[tuple[str, Spread]]:
+    for name in _METRICS:
+        values = rows[name]
+        known = values != UNKNOWN if values.dtype.kind == "i" else ~np.isnan(values)
+        if not known.any():
+            continue
+        values = values[known].astype(np.float64)
+        start, end = rows["start_ns"][known], rows["time_ns"][known]
+        spans = bool((start != UNKNOWN).all())
+        weights = (end - start).astype(np.float64) if spans else np.ones(len(values))
+        yield name, _spread(values, weights, int(weights.sum()) if spans else None)
+
+
+def _spread(values: Floats, weights: Floats, covered_ns: int | None) -> Spread:
+    order = np.argsort(values)
+    passed = np.cumsum(weights[order])
+    at_p95 = int(np.searchsorted(passed, 0.95 * passed[-1]))
+    mean = float(np.average(values, weights=weights)) if passed[-1] else float(values.mean())
+    return Spread(mean, float(values[order][at_p95]), float(values.max()), len(values), covered_ns)
+
+
+def _held_back(events: NDArray[Any]) -> Iterator[HeldBack]:
+    events = events[events != UNKNOWN]
+    for event in ClockEvent:
+        share = float(np.mean((events & int(event)) != 0)) if len(events) else 0.0
+        if share:
+            yield HeldBack(str(event.name).lower(), share, len(events))
+    if len(events) and not (events != 0).all():
+        yield HeldBack("none", float(np.mean(events == 0)), len(events))
+
+
+def _grown(counter: NDArray[Any]) -> int | None:
+    """How far a counter rose; a driver that was loaded again begins at 0."""
+    known = counter[counter != UNKNOWN]
+    if not len(known):
+        return None
+    steps = np.diff(known)
+    return int(np.where(steps < 0, known[1:], steps).sum())
