@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvprobe.adapter import JsonFiles, News, RequestNews
 from kvprobe.clock import Moment
@@ -225,3 +228,25 @@ def test_what_cannot_be_a_folder(tmp_path: Path) -> None:
         FilesFeed(str(tmp_path / "x" / "y"), [FILES])
     with pytest.raises(KvprobeError, match="cannot read"):
         FilesFeed(str(tmp_path / ("n" * 300)), [FILES])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 60), st.booleans()), max_size=40),
+    st.integers(1, 3),
+)
+def test_every_line_is_heard_once(writes: list[tuple[int, int, bool]], newest: int) -> None:
+    """However many files grow by however many bytes between two polls, followed or left."""
+    with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "NEWEST", newest)
+        folder, waiting, batches = Folder(Path(path)), [b""] * 5, []
+        for number, (place, size, polled) in enumerate(writes):
+            waiting[place] += line(f"r{number}")
+            folder.add(f"lookup_{place}.jsonl", waiting[place][:size])
+            waiting[place] = waiting[place][size:]
+            if polled:
+                batches.append(folder.poll(WHOLE_LOOK_NS))
+        for place, rest in enumerate(waiting):
+            folder.add(f"lookup_{place}.jsonl", rest)
+        batches.append(folder.close())
+    assert sorted(names(*batches)) == sorted(f"r{number}" for number in range(len(writes)))
+    assert sum(batch.ignored for batch in batches) == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from kvprobe.clock import Moment
 from kvprobe.errors import ExitCode, KvprobeError
 from kvprobe.signals import FeedBatch
 from kvprobe.signals.journal import OLD_LINES, JournalFeed
+from kvprobe.signals.lines import MAX_LINE_BYTES
 from tests.signals.log_lines import (
     LINES,
     OFFSET_NS,
@@ -81,6 +83,12 @@ class Journal:
             )
         )
         program.chmod(0o755)
+
+    def deafen(self) -> None:
+        """From now on it does not heed SIGTERM."""
+        program = self._folder / "journalctl"
+        ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport os,"
+        program.write_text(program.read_text().replace("import os,", ignore, 1))
 
     def systemctl(self, says: str) -> None:
         program = self._folder / "systemctl"
@@ -296,3 +304,22 @@ def test_a_unit_that_has_said_nothing(journal: Journal, says: str | None, known:
         JournalFeed("vllm", LINES)
     assert caught.value.message == "nothing is known of a unit vllm"
     assert "systemctl list-units" in caught.value.hint
+
+
+def test_an_entry_that_is_too_long_is_counted(journal: Journal) -> None:
+    with followed() as feed:
+        journal.write(entry(text("a") + "x" * MAX_LINE_BYTES), entry(text("b")))
+        heard = until(feed, lambda heard: heard.understood == 1)
+        assert (names(heard), heard.ignored, heard.lost) == (["b"], 0, 1)
+
+
+def test_a_child_that_does_not_heed_is_killed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvprobe.signals.journal._LAST_SECONDS", 0.3)
+    journal.deafen()
+    feed = JournalFeed("vllm.service", LINES)
+    journal.write(entry(text("a")))
+    until(feed, lambda heard: heard.understood == 1)
+    feed.close(steady_clock())
+    assert feed._process.poll() == -signal.SIGKILL

@@ -382,3 +382,33 @@ def test_an_engine_that_names_itself_in_our_own_format_is_the_one_that_is_meant(
     same.poll = lambda: SignalBatch(engine=EngineFacts("vllm", unit_tokens=32))  # type: ignore[method-assign]
     told = CombinedSignal([], [same], facts=stored).poll().engine
     assert told == EngineFacts("vllm", model="m", unit_tokens=32, unit_bytes=1 << 16, root="/kv")
+
+
+def test_a_vague_time_is_left_out_of_a_sharp_row() -> None:
+    """Less than a tenth of the time to first token is sharp; without both ends nothing is vague."""
+    ends = {"arrival_ns": point(0), "first_token_ns": point(1000 * MS)}
+    inside = RequestNews("a", ends | {"scheduled_ns": point(300 * MS, 200 * MS)})
+    vague = RequestNews("b", ends | {"scheduled_ns": point(300 * MS, 200 * MS + 2)})
+    alone = RequestNews("c", {"arrival_ns": point(0), "scheduled_ns": point(300 * MS, 900 * MS)})
+    rows = rows_of(inside, vague, alone)
+    assert [row["scheduled_ns"] for row in rows] == [T0 + 400 * MS, UNKNOWN, T0 + 750 * MS]
+    assert [row["uncertainty_ns"] for row in rows] == [100 * MS, 0, 450 * MS]
+
+
+def test_rows_are_looked_for_a_few_times_a_second() -> None:
+    merger = RequestMerger()
+    assert merger.release(T0) == ([], [])
+    merger.take(RequestNews("a", finished=True), T0 - AFTER_FINISH_NS, last_word=False)
+    assert merger.release(T0 + merge.LOOK_NS - 1)[0] == []
+    assert len(merger.release(T0 + merge.LOOK_NS)[0]) == 1
+
+
+def test_who_has_the_last_word_is_heard_after_the_end() -> None:
+    log = Scripted("log:x", FeedBatch([LIFE[0]], understood=1))
+    spans = Scripted("otlp:1", FeedBatch([LIFE[4]], understood=1), last_word=True)
+    feeds: list[Feed] = [log, spans]
+    signal = CombinedSignal(feeds, now=lambda: T0)
+    assert (signal.end().understood, len(log.steps), len(spans.steps)) == (1, 1, 0)
+    (row,) = signal.close().requests
+    assert row["first_token_ns"] == T0 + 90 * MS
+    assert (len(log.steps), len(spans.steps)) == (1, 1)
