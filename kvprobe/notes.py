@@ -26,8 +26,8 @@ def left_out(ledger: Ledger) -> list[str]:
     vague = sum(a.vague for a in ledger.accounts)
     if vague:
         said.append(
-            f"{vague} requests have times too uncertain to be cut into spans: "
-            "OpenTelemetry spans of the engine would tell better"
+            f"{vague} requests have times too uncertain to say what they read, and when: "
+            "OpenTelemetry spans of the engine would tell"
         )
     if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
         said.append("block rows of KV reads were filtered out: where restores waited is unknown")

@@ -112,10 +112,12 @@ def account(join: Join, files: KVFiles, request: int, unit_tokens: int | None) -
     vague = doubt is not None and doubt > MOST_DOUBT * (ttft or 0)
     # What a request did before or after the window was not seen: its parts are unknown.
     whole = (arrival < 0 or arrival >= join.start_ns) and first_token <= join.end_ns
+    # With vague times the reads of others are among those that it may have waited for.
+    whole &= not vague
     if whole:
-        milestones = (-1, -1, -1) if vague else (arrival, prefill_start, first_token)
+        milestones = (arrival, prefill_start, first_token)
         restore = spans.cut_restore(activity, *milestones, join.rows_left_out)
-    if whole and ttft is not None and not vague:
+    if whole and ttft is not None:
         cut = spans.cut_ttft(arrival, prefill_start, prefill_end, first_token, activity)
     reads = len(activity.read_start_ns) > 0 and whole
     first_read = int(activity.read_start_ns.min()) if reads else None

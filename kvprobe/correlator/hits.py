@@ -67,7 +67,7 @@ def split(account: Account, bytes_per_token: float | None) -> Account:
     vain); the rest was in host memory. Unknown stays what cannot be told.
     """
     told = account.offload_hit_tokens
-    if told is None or account.storage_hit_tokens is not None:
+    if told is None or account.storage_hit_tokens is not None or account.vague:
         return account
     read = 0 if account.restore is None else account.restore.bytes
     if read and not bytes_per_token:

@@ -93,7 +93,7 @@ class Account:
     uncertainty_ns: int | None = None
     """How far the engine's times of this request may be off; None: it does not say."""
     vague: bool = False
-    """So far that there are no spans and no verdict: what was exposed cannot be told."""
+    """So far that there are no spans, no restore and no verdict: reads of others are among its."""
     first_read_ns: int | None = None
     scheduled_ns: int | None = None
     prefill_start_ns: int | None = None

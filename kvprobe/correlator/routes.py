@@ -35,7 +35,7 @@ class Routes:
             (a.restore.bytes, a.restore.exposed_ns)
             for a in accounts
             # A restore partly hidden behind prefill is no measure of what a restore takes.
-            if a.restore and a.restore.bytes > 0 and a.restore.hidden_ns == 0 and not a.vague
+            if a.restore and a.restore.bytes > 0 and a.restore.hidden_ns == 0
         ]
         size, took = np.array(restored, float).reshape(-1, 2).T
         return cls(

@@ -14,6 +14,7 @@ from kvprobe.correlator import Ledger, correlate
 from kvprobe.correlator.hits import fill_in
 from kvprobe.correlator.ledger import EngineTotal
 from kvprobe.correlator.totals import engine_totals, times_of_increase
+from kvprobe.findings import detect_all
 from kvprobe.model import Frame, Verdict
 
 from .rows import frame
@@ -70,8 +71,21 @@ def test_vague_times_give_no_spans_and_no_verdict(node: FixedTables) -> None:
     for account, before in zip(ledger.accounts, whole.accounts, strict=True):
         assert account.vague and account.spans is None and account.verdict == Verdict.UNKNOWN
         assert account.ttft_ns == before.ttft_ns and account.uncertainty_ns == S // 2
-    assert sum(a.restore.bytes for a in ledger.accounts if a.restore) > 0
+        assert account.restore is None and account.recompute_ns is None
+    assert ledger.restore is None and not detect_all(ledger)
+    assert ledger.break_even.restore_n == ledger.break_even.recompute_n == 0
+    assert sum(ledger.attributed_bytes.values()) == sum(whole.attributed_bytes.values())
     assert any("211 requests have times too uncertain" in note for note in notes.left_out(ledger))
+
+
+def test_a_sum_is_not_split_by_reads_that_may_be_of_others(node: FixedTables) -> None:
+    told = node.frame("requests")["storage_hit_tokens"]
+    ledger = with_requests(
+        node, storage_hit_tokens=-1, offload_hit_tokens=told, uncertainty_ns=S // 2
+    )
+    assert {a.storage_hit_tokens for a in ledger.accounts} == {None}
+    assert {a.host_hit_tokens for a in ledger.accounts} == {None}
+    assert [a.offload_hit_tokens for a in ledger.accounts] == told.tolist()
 
 
 def test_a_small_doubt_changes_nothing(node: FixedTables) -> None:
