@@ -44,8 +44,9 @@ def fewer_bytes(frame: Frame) -> Frame:
 
 def two_swapped(frame: Frame) -> Frame:
     """Two commands say that they belong to each other's request."""
-    first, second = int(frame["bytes"].argmax()), int((frame["bytes"] == 4096).argmax())
-    request = frame["request"]
+    request, first = frame["request"], int(frame["bytes"].argmax())
+    # One that had the same piece of memory at another time would stay as it is.
+    second = int(((frame["bytes"] == 4096) & (request != request[first])).argmax())
     request[first], request[second] = request[second], request[first]
     return frame
 
