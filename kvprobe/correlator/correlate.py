@@ -122,7 +122,7 @@ def _rows_left_out(manifest: Manifest, kv_ops: Frame, kv_block: Frame) -> bool:
     filters, loss = manifest.filters, manifest.losses.get("block", Loss())
     if filters.keep_one_in > 1 or filters.min_latency_ns > 0 or loss.thinned:
         return True
-    direct = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0) & (kv_ops["direct"] == 1)
+    direct = _reads(kv_ops) & (kv_ops["direct"] == 1)
     rows = (kv_block["owner"] >= 0) & (kv_block["op"] == 0)
     if direct.any():
         served = rows & direct[np.maximum(kv_block["owner"], 0)]
@@ -142,9 +142,15 @@ def _kv_ops(ops: Frame, kv: Ints, files: KVFiles, who: Attribution) -> Frame:
     }
 
 
+def _reads(kv_ops: Frame) -> NDArray[np.bool_]:
+    """Which operations brought bytes from storage."""
+    done: NDArray[np.bool_] = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0)
+    return done
+
+
 def _seen(lookups: Frame, files: KVFiles, kv_ops: Frame) -> dict[str, int]:
     """Own figures of what engines count."""
-    read = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0)
+    read = _reads(kv_ops)
     tests = bursts.existence_tests(lookups, files)
     return {
         "read_bytes": int(kv_ops["result"][read].sum()),
@@ -153,7 +159,7 @@ def _seen(lookups: Frame, files: KVFiles, kv_ops: Frame) -> dict[str, int]:
 
 
 def _bytes_by_class(kv_ops: Frame) -> dict[str, int]:
-    read = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0)
+    read = _reads(kv_ops)
     return {
         name: int(kv_ops["result"][read & (kv_ops["class"] == i)].sum())
         for i, name in enumerate(CLASSES)
@@ -188,7 +194,7 @@ def _bytes_per_token(
 
 def _files_per_key(kv_ops: Frame) -> int:
     """Files that hold one chunk: several where each rank of an engine keeps its own."""
-    read = (kv_ops["kind"] < OpKind.WRITE) & (kv_ops["result"] > 0)
+    read = _reads(kv_ops)
     if not read.any():
         return 1
     keys = np.unique(kv_ops["key"][read].astype(str), return_inverse=True)[1].reshape(-1)

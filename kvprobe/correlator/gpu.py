@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.capture.frames import select
 from kvprobe.model import Frame, GpuFacts, GpuSampling
 from kvprobe.schema import GPU, UNKNOWN, ClockEvent
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def gpu_accounts(frame: Frame, sampling: GpuSampling | None) -> tuple[GpuAccount
     for facts in sampling.gpus if sampling else ():
         mine = frame["gpu"] == facts.index
         for instance in (UNKNOWN, *facts.instances):
-            rows = _where(frame, mine & (frame["instance"] == instance))
+            rows = select(frame, mine & (frame["instance"] == instance))
             if instance == UNKNOWN or len(rows["time_ns"]):
                 found.append(_account(facts, instance, rows))
     return tuple(found)
@@ -109,10 +109,6 @@ def _account(facts: GpuFacts, instance: int, rows: Frame) -> GpuAccount:
             for at, number in zip(rows["time_ns"][errors], rows["xid"][errors], strict=True)
         ),
     )
-
-
-def _where(frame: Frame, mask: Mask) -> Frame:
-    return {name: values[mask] for name, values in frame.items()}
 
 
 def _spreads(rows: Frame) -> Iterator[tuple[str, Spread]]:

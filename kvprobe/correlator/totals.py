@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvprobe import engines
-from kvprobe.adapter import Engine, Total
+from kvprobe.adapter import Metrics, Total
 from kvprobe.correlator.ledger import EngineTotal
 from kvprobe.model import Frame
 
@@ -28,14 +28,14 @@ def engine_totals(host: Frame, seen: Mapping[str, int]) -> tuple[EngineTotal, ..
         seen: kvprobe's own figures by the totals' names.
     """
     found = []
-    for engine, pages in _scraped(host):
-        for total in engine.metrics.totals if engine.metrics else ():
+    for engine, metrics, pages in _scraped(host):
+        for total in metrics.totals:
             rows = _rows(host, total)
             if len(rows):
                 step = sum(float(steps.sum()) for _, steps in _series(host, rows, pages))
                 counted = round(step)
                 found.append(
-                    EngineTotal(engine.name, total.name, counted, seen.get(total.name), len(pages))
+                    EngineTotal(engine, total.name, counted, seen.get(total.name), len(pages))
                 )
     return tuple(found)
 
@@ -47,8 +47,8 @@ def times_of_increase(host: Frame, name: str) -> tuple[Ints, Ints, Ints] | None:
     """
     scraped = [
         (rows, pages)
-        for engine, pages in _scraped(host)
-        for total in (engine.metrics.totals if engine.metrics else ())
+        for _, metrics, pages in _scraped(host)
+        for total in metrics.totals
         if total.name == name and len(rows := _rows(host, total))
     ]
     if len(scraped) != 1:
@@ -61,7 +61,7 @@ def times_of_increase(host: Frame, name: str) -> tuple[Ints, Ints, Ints] | None:
     return begin, end, pages
 
 
-def _scraped(host: Frame) -> Iterator[tuple[Engine, Ints]]:
+def _scraped(host: Frame) -> Iterator[tuple[str, Metrics, Ints]]:
     """Engines whose page was scraped twice or more, and when there was news on it."""
     names = {str(name) for name in host["metric"]}
     for engine in engines.engines().values():
@@ -70,7 +70,7 @@ def _scraped(host: Frame) -> Iterator[tuple[Engine, Ints]]:
         kept = [name for name in names if engine.metrics.keep.match(name)]
         pages = np.unique(host["time_ns"][np.isin(host["metric"], kept)])
         if len(pages) > 1:
-            yield engine, pages
+            yield engine.name, engine.metrics, pages
 
 
 def _rows(host: Frame, total: Total) -> Ints:
