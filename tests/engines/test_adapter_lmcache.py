@@ -18,21 +18,12 @@ from kvprobe.engines import lmcache
 from kvprobe.model import EngineFacts
 from kvprobe.signals.combined import together_with
 from kvprobe.signals.merge import RequestMerger
+from tests.engines.small_model import MODEL, RANK_BYTES
 
 DATA = Path(__file__).parents[1] / "data" / "engines" / "lmcache"
 DONE = "Prefetch request completed (L1+L2):"
 IDS = "external_request_id=a, prefetch_request_id=1)"
 LOOKUPS = "lookup_hashes_20261201_172639_000000.jsonl"
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "hidden_size": 8 * 64,
-    "torch_dtype": "bfloat16",
-}
-RANK_BYTES = 2 * 3 * 2 * 64 * 2
-"""Of one of two ranks: keys and values, layers, KV heads, head size, bytes."""
 
 
 recognise = lmcache.ENGINE.recognise

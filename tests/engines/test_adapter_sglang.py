@@ -17,21 +17,12 @@ from kvprobe.clock import Moment
 from kvprobe.engines import sglang
 from kvprobe.model import EngineFacts
 from kvprobe.signals.merge import RequestMerger
+from tests.engines.small_model import MODEL, RANK_BYTES
 
 PATHS = Path(__file__).parents[1] / "data" / "engines" / "sglang" / "paths.txt"
 HASH = "19581e27de7ced00ff1ce50b2047e7a567c76b1cbaebabe5ef03f7c3017bb5b7"
 RECEIVED = 1796145999.25
 RECEIVED_NS = 1796145999_250000000
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "hidden_size": 8 * 64,
-    "torch_dtype": "bfloat16",
-}
-RANK_BYTES = 2 * 3 * 2 * 64 * 2
-"""Of one of two ranks: keys and values, layers, KV heads, head size, bytes."""
 
 recognise = sglang.recognise
 
