@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.arithmetic import ModelArithmetic
+
 Rows: TypeAlias = NDArray[np.void]
 """Rows of one table as they leave the kernel: a structured array in ``schema`` order."""
 
@@ -84,6 +86,7 @@ class EngineFacts:
     prefetch: bool | None = None
     prefill: str | None = None
     """How prefill was done: ``gpu``, ``cpu`` or ``modelled`` (a wait that follows a formula)."""
+    arithmetic: ModelArithmetic | None = None
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,10 @@ class NvmePath:
 class GpuFacts:
     """An NVIDIA device as its driver describes it; ``index`` is the ``gpu`` column of its rows.
 
-    ``peak_bytes_per_s`` is the most its memory could move, see ``kvprobe.sources.gpu.facts``.
-    ``mig`` says whether it is divided; ``instances`` are the ids of its MIG GPU instances.
+    ``peak_bytes_per_s`` is the most its memory could move, ``peak_flops_per_s`` the most dense
+    16-bit operations of its tensor cores at the highest SM clock, ``pcie_bytes_per_s`` the most
+    that its PCIe link could move each way; see ``kvprobe.sources.gpu.facts``. ``mig`` says whether
+    it is divided; ``instances`` are the ids of its MIG GPU instances.
     """
 
     index: int
@@ -164,6 +169,11 @@ class GpuFacts:
     memory_bus_bits: int | None = None
     memory_clock_hz: int | None = None
     peak_bytes_per_s: float | None = None
+    peak_flops_per_s: float | None = None
+    compute_capability: str | None = None
+    sm_clock_hz: int | None = None
+    """The highest."""
+    pcie_bytes_per_s: float | None = None
     pcie_generation: int | None = None
     pcie_lanes: int | None = None
     power_limit_watts: float | None = None
