@@ -1,0 +1,106 @@
+"""The GPUs of a window against its requests: from samples and accounts to what is said of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvprobe.capture.frames import select
+from kvprobe.correlator.gpu import restoring, throttling, windows
+from kvprobe.correlator.gpu.account import gpu_accounts
+from kvprobe.correlator.gpu.ledger import GpuAccount, Roofline
+from kvprobe.correlator.gpu.prefilling import Prefills, follows, groups, prefills
+from kvprobe.correlator.gpu.roofline import ceiling, of_group, rooflines
+from kvprobe.correlator.gpu.stretches import stretches
+from kvprobe.correlator.ledger import Account
+from kvprobe.model import EngineFacts, Frame, GpuSampling
+from kvprobe.schema import UNKNOWN
+
+
+def analyse(
+    frame: Frame,
+    sampling: GpuSampling | None,
+    accounts: Sequence[Account],
+    engine: EngineFacts | None,
+    coefficients: tuple[float, float, float] | None,
+    window_ns: tuple[int, int],
+) -> tuple[tuple[GpuAccount, ...], list[Account]]:
+    """What each GPU did, and the accounts with what bound their prefills.
+
+    Args:
+        frame: the table ``gpu``.
+        sampling: the devices.
+        accounts: the requests, judged.
+        engine: for its model's arithmetic.
+        coefficients: of the node's model of prefill seconds, see ``BreakEven``.
+        window_ns: begin and end of the recording.
+    """
+    ran = prefills(accounts)
+    found = []
+    for gpu in gpu_accounts(frame, sampling):
+        instance = UNKNOWN if gpu.instance is None else gpu.instance
+        mine = (frame["gpu"] == gpu.facts.index) & (frame["instance"] == instance)
+        rows = select(frame, mine)
+        found.append(_against_requests(gpu, rows, ran, accounts, coefficients, window_ns))
+    serving = serves(found, engine)
+    if not serving:
+        return tuple(found), list(accounts)
+    limit = ceiling(engine, [gpu.facts for gpu in serving])
+    each = rooflines(ran, limit)
+    for gpu in serving:
+        rows = select(frame, (frame["gpu"] == gpu.facts.index) & (frame["instance"] == UNKNOWN))
+        told = groups(rows, ran, restoring.in_flight(accounts), gpu.facts.pcie_bytes_per_s)
+        whole = tuple(of_group(group, members, each, limit) for group, members in told)
+        found[found.index(gpu)] = replace(gpu, prefills=whole)
+        if gpu is serving[0]:
+            for group, members in told:
+                each = [
+                    replace(one, bound=group.bound) if is_mine else one
+                    for one, is_mine in zip(each, members, strict=True)
+                ]
+    return tuple(found), _with_rooflines(accounts, ran, each)
+
+
+def serves(gpus: Sequence[GpuAccount], engine: EngineFacts | None) -> list[GpuAccount]:
+    """The whole devices that all of the engine's prefills ran on; none where that is not told.
+
+    Several replicas of a model would take turns: of which one a prefill was is unknown, so more
+    devices that follow the prefills than the model is divided over are none.
+    """
+    whole = [gpu for gpu in gpus if gpu.instance is None]
+    found = [gpu for gpu in whole if gpu.follows_prefills]
+    if not found and len(whole) == 1 and whole[0].follows_prefills is None:
+        return whole
+    most = engine.arithmetic.devices if engine and engine.arithmetic else 1
+    return found if len(found) <= most else []
+
+
+def _against_requests(
+    gpu: GpuAccount,
+    rows: Frame,
+    ran: Prefills,
+    accounts: Sequence[Account],
+    coefficients: tuple[float, float, float] | None,
+    window_ns: tuple[int, int],
+) -> GpuAccount:
+    active = stretches(rows, "graphics_activity_share")
+    link = gpu.facts.pcie_bytes_per_s if gpu.instance is None else None
+    received = stretches(rows, "pcie_rx_bytes_per_s")
+    in_flight = restoring.in_flight(accounts)
+    return replace(
+        gpu,
+        follows_prefills=follows(active, ran),
+        starvation=restoring.starvation(active, accounts, ran.windows),
+        restore_copy=restoring.restore_copy(received, accounts, link),
+        windows=windows.bound_windows(rows, window_ns, in_flight, link),
+        throttling=throttling.throttling(rows, ran, coefficients),
+    )
+
+
+def _with_rooflines(
+    accounts: Sequence[Account], ran: Prefills, each: Sequence[Roofline]
+) -> list[Account]:
+    found = list(accounts)
+    for place, one in zip(ran.account.tolist(), each, strict=True):
+        found[place] = replace(found[place], prefill=one)
+    return found
