@@ -13,7 +13,7 @@ from kvprobe.capture.tables import Tables
 from kvprobe.correlator import bursts, hits, intervals, routes, service, storage
 from kvprobe.correlator.account import Join, account
 from kvprobe.correlator.attribute import Attribution, attribute
-from kvprobe.correlator.gpu.analysis import analyse
+from kvprobe.correlator.gpu.analysis import with_gpus
 from kvprobe.correlator.identify import KVFiles, identify
 from kvprobe.correlator.ledger import CLASSES, Account, DeviceAccount, Ledger, Restore
 from kvprobe.correlator.read_ahead import read_ahead
@@ -60,20 +60,11 @@ def correlate(tables: Tables) -> Ledger:
     waits = storage.waiting(accounts)
     cells = service.surface(kv_ops)
     devices = storage.account_devices(stored, manifest, cells, device, waits)
-    even = routes.break_even(fitted, accounts, rate)
-    gpus, accounts = analyse(
-        tables.frame("gpu"),
-        manifest.gpu,
-        accounts,
-        engine,
-        even.recompute_coefficients,
-        manifest.window_ns,
-    )
-    return Ledger(
+    ledger = Ledger(
         window_ns=manifest.window_ns,
         engine=engine,
         accounts=tuple(accounts),
-        break_even=even,
+        break_even=routes.break_even(fitted, accounts, rate),
         devices=_only_complete(devices, manifest.losses.get("block")),
         restore=_restore_sample(accounts),
         read_ahead=read_ahead(kv_ops, kv_block),
@@ -90,8 +81,8 @@ def correlate(tables: Tables) -> Ledger:
         waiting=waits,
         cpus=manifest.host.cpus,
         missing=manifest.missing,
-        gpus=gpus,
     )
+    return with_gpus(ledger, tables.frame("gpu"), manifest.gpu)
 
 
 def _attribute(

@@ -8,57 +8,50 @@ from dataclasses import replace
 from kvprobe.capture.frames import select
 from kvprobe.correlator.gpu import restoring, throttling, windows
 from kvprobe.correlator.gpu.account import gpu_accounts
-from kvprobe.correlator.gpu.ledger import GpuAccount, Roofline
+from kvprobe.correlator.gpu.ledger import GpuAccount
 from kvprobe.correlator.gpu.prefilling import Prefills, follows, groups, prefills
 from kvprobe.correlator.gpu.roofline import ceiling, of_group, rooflines
 from kvprobe.correlator.gpu.stretches import stretches
-from kvprobe.correlator.ledger import Account
+from kvprobe.correlator.ledger import Ledger
 from kvprobe.model import EngineFacts, Frame, GpuSampling
 from kvprobe.schema import UNKNOWN
 
 
-def analyse(
-    frame: Frame,
-    sampling: GpuSampling | None,
-    accounts: Sequence[Account],
-    engine: EngineFacts | None,
-    coefficients: tuple[float, float, float] | None,
-    window_ns: tuple[int, int],
-) -> tuple[tuple[GpuAccount, ...], list[Account]]:
-    """What each GPU did, and the accounts with what bound their prefills.
+def with_gpus(ledger: Ledger, frame: Frame, sampling: GpuSampling | None) -> Ledger:
+    """The ledger with what each GPU did, and its accounts with what bound their prefills.
 
     Args:
+        ledger: the window without its GPUs.
         frame: the table ``gpu``.
         sampling: the devices.
-        accounts: the requests, judged.
-        engine: for its model's arithmetic.
-        coefficients: of the node's model of prefill seconds, see ``BreakEven``.
-        window_ns: begin and end of the recording.
     """
-    ran = prefills(accounts)
+    ran = prefills(ledger.accounts)
     found = []
     for gpu in gpu_accounts(frame, sampling):
         instance = UNKNOWN if gpu.instance is None else gpu.instance
         mine = (frame["gpu"] == gpu.facts.index) & (frame["instance"] == instance)
-        rows = select(frame, mine)
-        found.append(_against_requests(gpu, rows, ran, accounts, coefficients, window_ns))
-    serving = serves(found, engine)
+        found.append(_against_requests(gpu, select(frame, mine), ran, ledger))
+    serving = serves(found, ledger.engine)
     if not serving:
-        return tuple(found), list(accounts)
-    limit = ceiling(engine, [gpu.facts for gpu in serving])
+        return replace(ledger, gpus=tuple(found))
+    limit = ceiling(ledger.engine, [gpu.facts for gpu in serving])
     each = rooflines(ran, limit)
     for gpu in serving:
         rows = select(frame, (frame["gpu"] == gpu.facts.index) & (frame["instance"] == UNKNOWN))
-        told = groups(rows, ran, restoring.in_flight(accounts), gpu.facts.pcie_bytes_per_s)
+        in_flight = restoring.in_flight(ledger.accounts)
+        told = groups(rows, ran, in_flight, gpu.facts.pcie_bytes_per_s)
         whole = tuple(of_group(group, members, each, limit) for group, members in told)
         found[found.index(gpu)] = replace(gpu, prefills=whole)
-        if gpu is serving[0]:
+        if gpu is serving[0]:  # those that share a model's work do the same at the same time
             for group, members in told:
                 each = [
                     replace(one, bound=group.bound) if is_mine else one
                     for one, is_mine in zip(each, members, strict=True)
                 ]
-    return tuple(found), _with_rooflines(accounts, ran, each)
+    accounts = list(ledger.accounts)
+    for place, one in zip(ran.account.tolist(), each, strict=True):
+        accounts[place] = replace(accounts[place], prefill=one)
+    return replace(ledger, gpus=tuple(found), accounts=tuple(accounts))
 
 
 def serves(gpus: Sequence[GpuAccount], engine: EngineFacts | None) -> list[GpuAccount]:
@@ -75,32 +68,17 @@ def serves(gpus: Sequence[GpuAccount], engine: EngineFacts | None) -> list[GpuAc
     return found if len(found) <= most else []
 
 
-def _against_requests(
-    gpu: GpuAccount,
-    rows: Frame,
-    ran: Prefills,
-    accounts: Sequence[Account],
-    coefficients: tuple[float, float, float] | None,
-    window_ns: tuple[int, int],
-) -> GpuAccount:
+def _against_requests(gpu: GpuAccount, rows: Frame, ran: Prefills, ledger: Ledger) -> GpuAccount:
     active = stretches(rows, "graphics_activity_share")
     link = gpu.facts.pcie_bytes_per_s if gpu.instance is None else None
     received = stretches(rows, "pcie_rx_bytes_per_s")
+    accounts, coefficients = ledger.accounts, ledger.break_even.recompute_coefficients
     in_flight = restoring.in_flight(accounts)
     return replace(
         gpu,
         follows_prefills=follows(active, ran),
         starvation=restoring.starvation(active, accounts, ran.windows),
         restore_copy=restoring.restore_copy(received, accounts, link),
-        windows=windows.bound_windows(rows, window_ns, in_flight, link),
+        windows=windows.bound_windows(rows, ledger.window_ns, in_flight, link),
         throttling=throttling.throttling(rows, ran, coefficients),
     )
-
-
-def _with_rooflines(
-    accounts: Sequence[Account], ran: Prefills, each: Sequence[Roofline]
-) -> list[Account]:
-    found = list(accounts)
-    for place, one in zip(ran.account.tolist(), each, strict=True):
-        found[place] = replace(found[place], prefill=one)
-    return found
