@@ -139,7 +139,8 @@ class Node:
     @property
     def idle(self) -> NDArray[np.bool_]:
         """No kernel runs, by tick."""
-        return self.bits["active"] == 0
+        idle: NDArray[np.bool_] = self.bits["active"] == 0
+        return idle
 
     def starved_ns(self) -> int:
         """The truth over the time that the samples cover."""

@@ -60,11 +60,10 @@ def serves(gpus: Sequence[GpuAccount], engine: EngineFacts | None) -> list[GpuAc
     Several replicas of a model would take turns: of which one a prefill was is unknown, so more
     devices that follow the prefills than the model is divided over are none.
     """
-    whole = [gpu for gpu in gpus if gpu.instance is None]
-    found = [gpu for gpu in whole if gpu.follows_prefills]
-    if not found and len(whole) == 1 and whole[0].follows_prefills is None:
-        return whole
+    whole = [gpu for gpu in gpus if gpu.instance is None and gpu.follows_prefills is not False]
     most = engine.arithmetic.devices if engine and engine.arithmetic else 1
+    # Those of which it cannot be told are the ones if there are no others.
+    found = [gpu for gpu in whole if gpu.follows_prefills] or (whole if len(whole) == most else [])
     return found if len(found) <= most else []
 
 
@@ -76,7 +75,7 @@ def _against_requests(gpu: GpuAccount, rows: Frame, ran: Prefills, ledger: Ledge
     in_flight = restoring.in_flight(accounts)
     return replace(
         gpu,
-        follows_prefills=follows(active, ran),
+        follows_prefills=follows(rows, ran),
         starvation=restoring.starvation(active, accounts, ran.windows),
         restore_copy=restoring.restore_copy(received, accounts, link),
         windows=windows.bound_windows(rows, ledger.window_ns, in_flight, link),

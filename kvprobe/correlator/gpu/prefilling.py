@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvprobe.correlator.gpu.bound import judge
-from kvprobe.correlator.gpu.ledger import PrefillGroup, Shares
+from kvprobe.correlator.gpu.ledger import Bound, PrefillGroup, Shares
 from kvprobe.correlator.gpu.stretches import (
     Floats,
     Ints,
@@ -24,9 +24,10 @@ from kvprobe.model import Frame, Interval
 
 USEFUL = 0.2
 """Width of a share's interval above which a group takes in its neighbours."""
-FOLLOWS = 0.1
-"""By how much of its time a GPU is busier during prefills if it does them."""
+FOLLOWS = 0.2
+"""By how much of the time a GPU is busier during prefills if it does them."""
 BUSY = 0.8
+MIN_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,31 @@ def prefills(accounts: Sequence[Account]) -> Prefills:
     return Prefills(*np.array(found, np.int64).reshape(-1, 5).T)
 
 
-def follows(activity: Stretches, ran: Prefills) -> bool | None:
-    """Whether the GPU works more while prefills run; None where that cannot be told."""
-    part = activity.overlap_ns(ran.windows) / np.maximum(activity.length_ns, 1)
-    found = means_by_kind(activity, np.stack([part, 1 - part], axis=1))
-    if found is None:
-        return None
-    during, beside = found
-    if during.low - beside.high > FOLLOWS:
+def follows(rows: Frame, ran: Prefills) -> bool | None:
+    """Whether one GPU works more, or its tensor cores do, while prefills run; None: untold.
+
+    Each sample is compared with the one before, as the load of a whole node rises and falls
+    together.
+    """
+    activity = stretches(rows, "graphics_activity_share")
+    more = [_more(samples, ran) for samples in (activity, stretches(rows, "tensor_activity_share"))]
+    known = [each for each in more if each is not None]
+    if any(each.low > FOLLOWS for each in known):
         return True
+    if not known or any(each.high >= FOLLOWS for each in known):
+        return None
     # One that is busy all the time may do the prefills or another's work.
-    return False if during.high - beside.low < FOLLOWS and during.high < BUSY else None
+    return None if np.average(activity.value, weights=activity.length_ns) > BUSY else False
+
+
+def _more(samples: Stretches, ran: Prefills) -> Interval | None:
+    """By how much the value is higher while prefills run."""
+    if len(samples) < MIN_SAMPLES:
+        return None
+    part = samples.overlap_ns(ran.windows) / samples.length_ns
+    steps = Stretches(samples.start_ns[1:], samples.end_ns[1:], np.diff(samples.value))
+    found = means_by_kind(steps, np.diff(part)[:, None], signed=True)
+    return found[0] if found else None
 
 
 def groups(
@@ -98,7 +113,7 @@ def groups(
     """Prefills of like size, with which of ``ran`` are in each, smallest first.
 
     Begins with a group for each doubling of the computed tokens, and puts neighbours together
-    until every interval is useful, or one group is left.
+    until each has some samples and useful intervals, or one group is left.
 
     Args:
         rows: the samples of one GPU.
@@ -113,7 +128,10 @@ def groups(
     members = [size == each for each in np.unique(size)]
     while True:
         told = _told(samples, ran, members, restoring, pcie_bytes_per_s)
-        widths = [_width(each) for each in told]
+        widths = [
+            _width(each) if _sampled(samples["active"], ran, mine) >= MIN_SAMPLES else np.inf
+            for each, mine in zip(told, members, strict=True)
+        ]
         worst = int(np.argmax(widths))
         if widths[worst] <= USEFUL or len(members) == 1:
             break
@@ -194,6 +212,11 @@ def _within(share: Interval) -> Interval:
     return Interval(mid, low, high, share.n)
 
 
+def _sampled(active: Stretches, ran: Prefills, mine: NDArray[np.bool_]) -> int:
+    """How many samples meet these prefills."""
+    return int((active.overlap_ns(union(ran.start_ns[mine], ran.end_ns[mine])) > 0).sum())
+
+
 def _width(shares: Shares) -> float:
     known = (shares.active, shares.hbm, shares.compute, shares.pcie)
     return max((each.high - each.low for each in known if each), default=np.inf)
@@ -203,14 +226,18 @@ def _group(
     ran: Prefills, mine: NDArray[np.bool_], shares: Shares, active: Stretches
 ) -> PrefillGroup:
     bound, why = judge(shares)
+    samples = _sampled(active, ran, mine)
+    if samples < MIN_SAMPLES:
+        bound, why = Bound.UNKNOWN, f"{samples} samples met them: {MIN_SAMPLES} are needed"
+    elif bound is not Bound.UNKNOWN and _width(shares) > USEFUL:
+        bound, why = Bound.UNKNOWN, f"too few samples ({samples}) to tell"
     last = ran.end_ns.max(keepdims=True)
-    there = active.overlap_ns(union(ran.start_ns[mine], ran.end_ns[mine])) > 0
     return PrefillGroup(
         tokens_low=int(ran.new[mine].min()),
         tokens_high=int(ran.new[mine].max()),
         prefills=int(mine.sum()),
         prefill_ns=round(float(ran.ran_before(mine, last)[0])),
-        samples=int(there.sum()),
+        samples=samples,
         shares=shares,
         bound=bound,
         why=why,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvprobe.correlator.gpu.ledger import RestoreCopy, Starvation
-from kvprobe.correlator.gpu.stretches import Stretches, Windows, means_by_kind
+from kvprobe.correlator.gpu.stretches import Ints, Stretches, Windows, draws
 from kvprobe.correlator.intervals import clip, intersection, length, union
 from kvprobe.correlator.ledger import Account
 
@@ -79,7 +79,7 @@ def starvation(
 def restore_copy(
     received: Stretches, accounts: Sequence[Account], pcie_bytes_per_s: float | None
 ) -> RestoreCopy | None:
-    """What came over PCIe during restores; None where the samples cannot tell.
+    """What came over PCIe during restores; None without restores or samples.
 
     Args:
         received: bytes a second to the GPU.
@@ -91,22 +91,42 @@ def restore_copy(
     low, high = int(received.start_ns[0]), int(received.end_ns[-1])
     inside = _restored(accounts, low, high)
     windows = clip(*in_flight(inside, until_prefill=True), low, high)
-    part = received.overlap_ns(windows) / received.length_ns
-    found = means_by_kind(received, np.stack([part, 1 - part], axis=1))
-    if found is None or not inside:
+    covered = received.overlap_ns(windows)
+    if not inside or not covered.any():
         return None
-    seconds = length(*windows) / 1e9
-    rate = found[0]
+    size, low_size, high_size = _received(received, covered)
+    window_ns = length(*windows)
+    link = pcie_bytes_per_s * window_ns / 1e9 if pcie_bytes_per_s else None
     return RestoreCopy(
-        received_bytes=rate.mid * seconds,
-        low_bytes=rate.low * seconds,
-        high_bytes=rate.high * seconds,
+        received_bytes=size,
+        low_bytes=low_size,
+        high_bytes=high_size,
         restored_bytes=sum(a.restore.bytes for a in inside if a.restore),
-        window_ns=length(*windows),
-        link_share=rate.mid / pcie_bytes_per_s if pcie_bytes_per_s else None,
+        window_ns=window_ns,
+        link_share=size / link if link else None,
         restores=len(inside),
-        n=rate.n,
+        n=int((covered > 0).sum()),
     )
+
+
+def _received(received: Stretches, covered: Ints) -> tuple[float, float, float]:
+    """Bytes in the covered time: all of the samples that meet it, less what came beside it.
+
+    A copy may come at any place of its restore, so that a sample half covered need not have half
+    of it. What came beside is taken at the rate of the samples that meet no restore.
+    """
+    length_ns = received.length_ns
+    meets = covered > 0
+    sizes = received.value * length_ns / 1e9
+    beside = np.where(meets, length_ns - covered, 0) / 1e9
+    clear_s = np.where(meets, 0, length_ns) / 1e9
+    counts = np.vstack([np.ones(len(received)), draws(len(received))])
+    clear = counts @ clear_s
+    rate = np.divide(counts @ np.where(meets, 0, sizes), clear, out=0 * clear, where=clear > 0)
+    found = np.maximum(counts @ np.where(meets, sizes, 0) - rate * (counts @ beside), 0)
+    low, high = np.quantile(found[1:], [0.05, 0.95])
+    size = float(found[0])
+    return size, min(size, float(low)), max(size, float(high))
 
 
 def _restored(accounts: Sequence[Account], low: int, high: int) -> list[Account]:

@@ -64,7 +64,9 @@ def stretches(rows: Frame, column: str) -> Stretches:
     return found.at(clear)
 
 
-def means_by_kind(samples: Stretches, parts: Floats) -> tuple[Interval, ...] | None:
+def means_by_kind(
+    samples: Stretches, parts: Floats, signed: bool = False
+) -> tuple[Interval, ...] | None:
     """The mean value while each kind of work ran; None where the samples cannot tell.
 
     Least squares weighted by length: the value of a stretch is the sum over kinds of its part in
@@ -72,7 +74,8 @@ def means_by_kind(samples: Stretches, parts: Floats) -> tuple[Interval, ...] | N
 
     Args:
         samples: n stretches.
-        parts: shape (n, kinds): time of each kind as a share of the stretch; rows sum to 1.
+        parts: shape (n, kinds): time of each kind as a share of the stretch.
+        signed: whether a mean may be negative (of a difference).
     """
     n, kinds = parts.shape
     if n < 2 or np.linalg.matrix_rank(parts) < kinds:
@@ -82,10 +85,12 @@ def means_by_kind(samples: Stretches, parts: Floats) -> tuple[Interval, ...] | N
     # The normal equations are sums over samples, so a draw is a product with its counts.
     squares = np.einsum("ni,nj->nij", weighted, parts).reshape(n, -1)
     products = weighted * samples.value[:, None]
-    counts = np.vstack([np.ones(n), _draws(n)])
+    counts = np.vstack([np.ones(n), draws(n)])
     left = (counts @ squares).reshape(-1, kinds, kinds)
     right = (counts @ products)[:, :, None]
-    solved = np.maximum((np.linalg.pinv(left, hermitian=True) @ right)[:, :, 0], 0.0)
+    solved = (np.linalg.pinv(left, hermitian=True) @ right)[:, :, 0]
+    if not signed:
+        solved = np.maximum(solved, 0.0)
     low, high = np.quantile(solved[1:], [0.05, 0.95], axis=0)
     there = (parts > 0).sum(axis=0)
     return tuple(
@@ -99,8 +104,11 @@ def means_by_kind(samples: Stretches, parts: Floats) -> tuple[Interval, ...] | N
     )
 
 
-def _draws(n: int) -> Floats:
-    """How often each of ``n`` samples is in each draw; seeded, so that a report repeats itself."""
+def draws(n: int) -> Floats:
+    """How often each of ``n`` samples is in each of ``DRAWS`` draws, shape (DRAWS, n).
+
+    Seeded, so that a report repeats itself.
+    """
     size = min(BLOCK, max(1, n // 4))
     blocks = -(-n // size)
     picked = np.random.default_rng(n).integers(0, n, (DRAWS, blocks))
