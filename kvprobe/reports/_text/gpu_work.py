@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
@@ -37,8 +37,7 @@ def _starvation(item: Any) -> Iterator[tuple[str, str]]:
         idle = units.duration(number(found, "idle_ns"))
         yield "starved", f"no restore was in flight; idle {idle} {of}; {count}"
         return
-    keys = ("starved_ns", "low_ns", "high_ns")
-    starved = units.interval(*(number(found, key) for key in keys), units.duration)
+    starved = _interval(found, ("starved_ns", "low_ns", "high_ns"), units.duration)
     restore, idle = (units.duration(number(found, key)) for key in ("restore_ns", "idle_ns"))
     yield (
         "starved",
@@ -50,8 +49,7 @@ def _copy(item: Any) -> Iterator[tuple[str, str]]:
     copy = pick(item, "restore_copy")
     if number(copy, "received_bytes") is None:
         return
-    keys = ("received_bytes", "low_bytes", "high_bytes")
-    received = units.interval(*(number(copy, key) for key in keys), units.size)
+    received = _interval(copy, ("received_bytes", "low_bytes", "high_bytes"), units.size)
     text = f"{received} came over PCIe during {units.count(number(copy, 'restores'))} restores"
     text += f" of {units.size(number(copy, 'restored_bytes'))}"
     if (share := number(copy, "link_share")) is not None:
@@ -80,6 +78,13 @@ def _throttling(item: Any) -> Iterator[tuple[str, str]]:
         n = units.count(number(found, "prefills_held"))
         text += f"; such prefills took {units.fixed(longer)} times as long (n={n})"
     yield "throttled", text
+
+
+def _interval(
+    node: Any, keys: tuple[str, str, str], show: Callable[[float | int | None], str]
+) -> str:
+    mid, low, high = (number(node, key) for key in keys)
+    return units.interval(mid, low, high, show)
 
 
 def _tokens(group: Any) -> str:
