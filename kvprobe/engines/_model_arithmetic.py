@@ -11,7 +11,7 @@ heads that are fewer than ranks, MLA's down-projections, routers) is counted onc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvprobe.arithmetic import ModelArithmetic
@@ -27,25 +27,32 @@ class _Family:
     """What models of one ``model_type`` call their dimensions.
 
     ``width``: of a dense layer, which is ``gated`` (three matrices) or not (two). ``experts``: how
-    many there are; None in a dense model.
+    many there are, None in a dense model; ``shared``: how many more all tokens pass;
+    ``gated_width``: of one more such expert that has a gate before it. ``dense_first``: how many
+    layers have none.
     """
 
     width: str = "intermediate_size"
     gated: bool = True
     experts: str | None = None
     expert_width: str = "moe_intermediate_size"
+    shared: str | None = None
+    gated_width: str | None = None
+    dense_first: str | None = None
     latent: bool = False
 
 
-_QWEN_MOE = _Family(experts="num_experts")
-_DEEPSEEK = _Family(experts="n_routed_experts", latent=True)
+_GLM = _Family(
+    experts="n_routed_experts", shared="n_shared_experts", dense_first="first_k_dense_replace"
+)
+_DEEPSEEK = replace(_GLM, latent=True)
 _FAMILIES = {
     **dict.fromkeys(("gemma", "granite", "llama", "mistral", "olmo2", "qwen2", "qwen3"), _Family()),
     "opt": _Family(width="ffn_dim", gated=False),
     "mixtral": _Family(experts="num_local_experts", expert_width="intermediate_size"),
-    "qwen2_moe": _QWEN_MOE,
-    "qwen3_moe": _QWEN_MOE,
-    "glm4_moe": _Family(experts="n_routed_experts"),
+    "qwen2_moe": _Family(experts="num_experts", gated_width="shared_expert_intermediate_size"),
+    "qwen3_moe": _Family(experts="num_experts"),
+    "glm4_moe": _GLM,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
@@ -164,36 +171,34 @@ def _latent(model: Mapping[str, Any], hidden: int) -> tuple[_Weights, int]:
 
 def _feed_forward(model: Mapping[str, Any], family: _Family, hidden: int, layers: int) -> _Weights:
     """What follows the attention, of all layers."""
-    each = hidden * (3 if family.gated else 2)
-    sparse = 0 if family.experts is None else sum(_is_sparse(model, n) for n in range(layers))
+    sparse = sum(_is_sparse(model, family, n) for n in range(layers)) if family.experts else 0
     found = _Weights(0, 0)
     if sparse < layers:
-        dense = each * _positive(model, family.width)
+        dense = hidden * (3 if family.gated else 2) * _positive(model, family.width)
         found += _Weights(dense, dense) * (layers - sparse)
-    if sparse and family.experts is not None:
-        found += _mixture(model, family.experts, family.expert_width, hidden) * sparse
+    if sparse and family.experts:
+        found += _mixture(model, family, _positive(model, family.experts), hidden) * sparse
     return found
 
 
-def _mixture(model: Mapping[str, Any], experts: str, width: str, hidden: int) -> _Weights:
-    """One layer of experts, its router and what all tokens pass (experts, a gate before them)."""
-    count, sent = _positive(model, experts), _positive(model, "num_experts_per_tok")
-    if sent > count:
+def _mixture(model: Mapping[str, Any], family: _Family, experts: int, hidden: int) -> _Weights:
+    """One layer of experts, each of three matrices, with its router and what all tokens pass."""
+    sent = _positive(model, "num_experts_per_tok")
+    if sent > experts:
         raise _UnknownError
-    each = 3 * hidden
-    expert = each * _positive(model, width)
-    shared = expert * _whole(model, "n_shared_experts", 0)
-    router = hidden * count
-    if "shared_expert_intermediate_size" in model:
-        shared += each * _positive(model, "shared_expert_intermediate_size")
+    expert = 3 * hidden * _positive(model, family.expert_width)
+    shared = expert * (_whole(model, family.shared, 0) if family.shared else 0)
+    router = hidden * experts
+    if family.gated_width:
+        shared += 3 * hidden * _positive(model, family.gated_width)
         router += hidden
-    return _Weights(expert * sent + shared + router, expert * count + shared, router)
+    return _Weights(expert * sent + shared + router, expert * experts + shared, router)
 
 
-def _is_sparse(model: Mapping[str, Any], layer: int) -> bool:
+def _is_sparse(model: Mapping[str, Any], family: _Family, layer: int) -> bool:
     """Whether a layer has experts, as transformers and the engines decide it."""
-    if "n_routed_experts" in model:
-        first = _whole(model, "first_k_dense_replace")
+    if family.dense_first:
+        first = _whole(model, family.dense_first)
         return layer >= first and layer % _positive(model, "moe_layer_freq", 1) == 0
     dense = model.get("mlp_only_layers") or []
     if not isinstance(dense, list) or len(dense) > _MOST_LAYERS:
