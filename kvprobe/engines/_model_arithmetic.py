@@ -111,29 +111,16 @@ def model_arithmetic(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
     )
-    if (
-        family is None
-        or kept_type is None
-        or rank_bytes is None
-        or config.get("text_config")
-        or is_latent(config) != family.latent
-        or not keeps_all_alike(config)
-        or (family.experts and replicas > 1)
-    ):
+    if family is None or kept_type is None or rank_bytes is None:
         return None
     try:
-        hidden, layers = _positive(config, "hidden_size"), _positive(config, "num_hidden_layers")
-        if config.get("word_embed_proj_dim", hidden) != hidden or layers > _MOST_LAYERS:
-            return None
-        attention, pair = (_latent if family.latent else _attention)(config, hidden)
-        weights = attention * layers + _feed_forward(config, family, hidden, layers)
-        head = hidden * _positive(config, "vocab_size")
+        weights, pair, head = _products(config, family, replicas)
     except _UnknownError:
         return None
     plain_bytes = (weights.plain + head) * _PLAIN_BYTES
     return ModelArithmetic(
         linear_flops_per_token=2 * weights.used,
-        attention_flops_per_pair=2 * layers * pair,
+        attention_flops_per_pair=2 * pair,
         head_flops=2 * head,
         weight_bytes=round(weights.kept * kept_type.bytes) + plain_bytes,
         kv_bytes_per_token=rank_bytes * tensor_parallel * pipeline_parallel,
@@ -142,6 +129,25 @@ def model_arithmetic(
         tokens_per_pass=tokens_per_pass,
         source="the model's config.json",
     )
+
+
+def _products(
+    model: Mapping[str, Any], family: _Family, replicas: int
+) -> tuple[_Weights, int, int]:
+    """Weights of all layers, products of a query and a key over all layers, weights of the head."""
+    hidden, layers = _positive(model, "hidden_size"), _positive(model, "num_hidden_layers")
+    if (
+        model.get("text_config")
+        or is_latent(model) != family.latent
+        or not keeps_all_alike(model)
+        or (family.experts and replicas > 1)
+        or model.get("word_embed_proj_dim", hidden) != hidden
+        or layers > _MOST_LAYERS
+    ):
+        raise _UnknownError
+    attention, pair = (_latent if family.latent else _attention)(model, hidden)
+    weights = attention * layers + _feed_forward(model, family, hidden, layers)
+    return weights, pair * layers, hidden * _positive(model, "vocab_size")
 
 
 def _attention(model: Mapping[str, Any], hidden: int) -> tuple[_Weights, int]:
