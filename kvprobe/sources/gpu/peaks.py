@@ -27,7 +27,7 @@ _HALF = re.compile(r"\bGeForce\b")
 """Half as fast when they accumulate in 32 bits, as models do: GA102, AD102, RTX Blackwell, app. A
 (GeForce RTX 3090: 71, 4090: 165.2, 5090: 209.5 TFLOPS)."""
 
-_REDUCED = re.compile(r"\b(A10G|CMP \w+|H20(-\w+)?|L20?|RTX 6000D)\b(?!\d)")
+_REDUCED = re.compile(r"\b(A10G|CMP \w+|H20(-\w+)?|L20?|RTX 6000D)\b")
 """Sold with tensor cores slower than their architecture's; not judged by their architecture."""
 
 _TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
