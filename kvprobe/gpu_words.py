@@ -167,7 +167,8 @@ def _windows(item: Any) -> Iterator[tuple[str, str]]:
     counts = Counter(label(window, "bound") or "unknown" for window in windows)
     if counts:
         said = [f"{BOUNDS.get(name, name)} {n}" for name, n in counts.most_common()]
-        yield "its windows", f"{', '.join(said)} (of {len(windows)}, each a second or more)"
+        of = f"of {len(windows)} windows of a second or more"
+        yield "mostly", f"{', '.join(said)} ({of})"
 
 
 def _throttling(item: Any) -> Iterator[tuple[str, str]]:
