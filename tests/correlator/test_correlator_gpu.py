@@ -216,6 +216,14 @@ def test_passes_read_weights_and_context_again() -> None:
     assert many == 3 * 15_009_316_864 + kv * (700 + (700 + 512) + (700 + 1024) + 1300)
 
 
+def test_few_tokens_of_a_mixture_need_not_meet_all_experts() -> None:
+    mixture = replace(LLAMA_8B, linear_flops_per_token=LLAMA_8B.linear_flops_per_token // 9)
+    # One token is multiplied with 1.30e9 weights of 7.50e9: 5.78 times as many.
+    assert mixture.prefill_bytes(28, 700) is None
+    assert mixture.prefill_bytes(29, 700) == 15_009_316_864 + 131_072 * 729
+    assert LLAMA_8B.prefill_bytes(1, 700) == 15_009_316_864 + 131_072 * 701
+
+
 # ---------------------------------------------------------------- copies, windows, clocks
 
 
