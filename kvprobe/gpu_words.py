@@ -47,6 +47,8 @@ def describe(item: Any) -> Iterator[tuple[str, str]]:
     yield from _copy(item)
     yield from _windows(item)
     yield from _throttling(item)
+    if wrong := number(item, "senseless_values"):
+        yield "left out", f"{units.count(wrong)} values of the driver that cannot be true"
     gaps = [f"{label(gap, 'what')}: {label(gap, 'why')}" for gap in rows(facts, "not_sampled")]
     if gaps:
         yield "not known", "; ".join(gaps)
