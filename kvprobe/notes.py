@@ -12,22 +12,22 @@ def left_out(ledger: Ledger) -> list[str]:
     """What the join left out, one sentence each."""
     said = []
     if ledger.outside_requests:
-        said.append(
-            f"{ledger.outside_requests} requests were over before the window or came after it: "
-            "left out"
-        )
+        outside = units.counted(ledger.outside_requests, "request was", "requests were")
+        said.append(f"{outside} over before the window or came after it: left out")
     start, end = ledger.window_ns
     cut = sum(0 <= a.arrival_ns < start for a in ledger.accounts)
     if cut:
-        said.append(f"{cut} requests arrived before the window: their parts are unknown")
+        arrived = units.counted(cut, "request", "requests")
+        said.append(f"{arrived} arrived before the window: the parts are unknown")
     late = sum(a.arrival_ns + (a.ttft_ns or 0) > end for a in ledger.accounts)
     if late:
-        said.append(f"{late} requests had their first token after the window: parts are unknown")
+        told = units.counted(late, "request", "requests")
+        said.append(f"{told} had the first token after the window: the parts are unknown")
     vague = sum(a.vague for a in ledger.accounts)
     if vague:
         said.append(
-            f"{vague} requests have times too uncertain to say what they read, and when: "
-            "OpenTelemetry spans of the engine would tell"
+            f"{units.counted(vague, 'request has', 'requests have')} times too uncertain to say "
+            "what was read, and when: OpenTelemetry spans of the engine would tell"
         )
     if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
         said.append("block rows of KV reads were filtered out: where restores waited is unknown")

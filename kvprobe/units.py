@@ -95,6 +95,11 @@ def count(value: Number) -> str:
     return f"{value:,.0f}" if value == int(value) else digits(value)
 
 
+def counted(number: int, one: str, several: str) -> str:
+    """``1 request was``, ``1,240 requests were``: a count before what it counts."""
+    return f"{number:,} {one if number == 1 else several}"
+
+
 def fixed(value: Number, decimals: int = 2) -> str:
     """A figure near 1, such as a queue depth or a ratio, with fixed decimals."""
     if value is None or not known(value):

@@ -133,7 +133,9 @@ def _kv_events(endpoint: str, engines: Sequence[Engine]) -> Feed:
 
 def _file(path: str) -> str:
     """The path, if a file of that name is there or may come."""
-    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+    if Path(path).is_dir():
+        raise KvprobeError(f"{path} is a folder", "name the file in it that the engine writes")
+    if not Path(path).resolve().parent.is_dir():
         raise KvprobeError(f"no file {path} for the signal", "name the file the engine writes")
     return path
 

@@ -66,7 +66,8 @@ def test_what_happened_after_the_window_is_not_judged() -> None:
     done = [a for a in ledger.accounts if a not in late]
     assert [a.spans for a in done] == [whole[a.id].spans for a in done]
     notes = assemble(ledger, manifest, [], [])["capture"]["notes"]
-    assert any(f"{len(late)} requests had their first token after" in note for note in notes)
+    noun = "request" if len(late) == 1 else "requests"
+    assert any(note.startswith(f"{len(late)} {noun} had the first token after") for note in notes)
 
 
 def test_rows_that_a_filter_left_out_make_the_split_unknown() -> None:
