@@ -260,6 +260,14 @@ def test_windows_count_what_held_the_gpu_up() -> None:
     assert counts[Bound.IDLE] in (6, 7)
 
 
+def test_a_window_that_is_half_idle_is_judged_by_its_work() -> None:
+    node = Node(20)
+    for tenth in range(200):
+        node.request(100.0 * tenth, prefill_ms=70)
+    bounds = [window.bound for window in seen(node)[1].windows]
+    assert len(bounds) >= 18 and set(bounds) == {Bound.COMPUTE}
+
+
 def test_held_back_clocks_and_what_they_cost() -> None:
     node = Node(60)
     at = 3.0

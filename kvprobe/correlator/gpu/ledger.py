@@ -81,7 +81,10 @@ class Roofline:
 
 @dataclass(frozen=True)
 class BoundWindow:
-    """A stretch of the window, at least a second, with ``samples`` in it."""
+    """A stretch of the window, at least a second, with ``samples`` in it.
+
+    Its ``hbm`` and ``compute`` are shares while a kernel ran.
+    """
 
     start_ns: int
     end_ns: int

@@ -21,6 +21,8 @@ def bound_windows(
     """Windows of equal length in which the GPU was sampled often enough.
 
     Their shares are means of samples, so their intervals are points, but for the starved time.
+    Memory and tensor cores count over the time with a kernel: what holds work up does not change
+    with how little of it there is.
 
     Args:
         rows: the samples of one GPU.
@@ -42,11 +44,14 @@ def bound_windows(
         mine = _inside(activity, low, high)
         if len(mine) < LEAST_SAMPLES:
             continue
+        active = _mean(mine, 1.0)
         told = {
             name: _mean(_inside(samples, low, high), 1 / most)
             for name, (samples, most) in columns.items()
         }
-        shares = Shares(_mean(mine, 1.0), starved=_starved(mine, restoring), **told)
+        if active is not None and active.mid > 0:
+            told |= {name: _scaled(told[name], 1 / active.mid) for name in ("hbm", "compute")}
+        shares = Shares(active, starved=_starved(mine, restoring), **told)
         found.append(BoundWindow(low, high, judge(shares)[0], shares, len(mine)))
     return tuple(found)
 
@@ -62,6 +67,13 @@ def _mean(samples: Stretches, factor: float) -> Interval | None:
         return None
     value = min(float(np.average(samples.value, weights=samples.length_ns)) * factor, 1.0)
     return Interval(value, value, value, len(samples))
+
+
+def _scaled(share: Interval | None, factor: float) -> Interval | None:
+    if share is None:
+        return None
+    value = min(share.mid * factor, 1.0)
+    return Interval(value, value, value, share.n)
 
 
 def _starved(activity: Stretches, restoring: Windows) -> Interval:
