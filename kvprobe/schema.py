@@ -35,6 +35,10 @@ class OpKind(IntEnum):
     PREADV2 = 5
     URING_READ = 16
     LIBAIO_READ = 32
+    CUFILE_READ = 48
+    CUFILE_READ_ASYNC = 49
+    """Of this and a batch only the handing over is seen; no bytes are known to be transferred."""
+    CUFILE_READ_BATCH = 50
     WRITE = 65
     PWRITE64 = 66
     WRITEV = 67
@@ -42,6 +46,9 @@ class OpKind(IntEnum):
     PWRITEV2 = 69
     URING_WRITE = 80
     LIBAIO_WRITE = 96
+    CUFILE_WRITE = 112
+    CUFILE_WRITE_ASYNC = 113
+    CUFILE_WRITE_BATCH = 114
 
     @property
     def is_write(self) -> bool:
