@@ -17,7 +17,6 @@ from kvprobe.adapter import Engine
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
 from kvprobe.correlator import Account, Ledger, correlate
-from kvprobe.correlator.gpu import gpu_accounts
 from kvprobe.correlator.ledger import BreakEven, DeviceAccount, Latency, Load, PathAccount
 from kvprobe.correlator.timeline import timeline
 from kvprobe.engines.jsonl import WORKLOAD
@@ -54,7 +53,6 @@ def build(tables: Tables, sweeps: Sequence[ServiceCell] = ()) -> Document:
     facts = facts_of(ledger, tables.manifest, sweeps)
     document = assemble(ledger, tables.manifest, findings, propose(findings, facts))
     _add_timelines(document, ledger, tables)
-    document["gpus"] = _gpus(tables)
     return document
 
 
@@ -160,6 +158,7 @@ def assemble(
         "break_even": _break_even(ledger.break_even),
         "read_ahead": asdict(ledger.read_ahead) if ledger.read_ahead else None,
         "devices": [_device(device) for device in ledger.devices],
+        "gpus": [asdict(gpu) for gpu in ledger.gpus],
         "findings": [asdict(finding) for finding in findings],
         "proposals": [asdict(proposal) for proposal in proposals],
     }
@@ -235,6 +234,7 @@ def _request(account: Account) -> Document:
         "restore": asdict(restore) if restore else None,
         "recompute": _estimate(recompute),
         "restore_estimate": _estimate(account.restore_estimate_ns),
+        "prefill": asdict(account.prefill) if account.prefill else None,
         "verdict": str(account.verdict),
         "gain_ns": gain.mid if gain else None,
         "gain_low_ns": gain.low if gain else None,
@@ -354,11 +354,6 @@ def _add_timelines(document: Document, ledger: Ledger, tables: Tables) -> None:
     for shown, device in zip(document["devices"], ledger.devices, strict=True):
         points = timeline(depth, histogram, device.numbers, block=block)
         shown["timeline"] = _plain([asdict(point) for point in points])
-
-
-def _gpus(tables: Tables) -> Any:
-    found = gpu_accounts(tables.frame("gpu"), tables.manifest.gpu)
-    return _plain([asdict(account) for account in found])
 
 
 def _spread(values: Sequence[int]) -> Interval | None:

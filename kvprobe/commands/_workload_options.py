@@ -211,6 +211,12 @@ def _add_output(parser: ArgumentParser) -> None:
     group.add_argument("--events", metavar="FILE", help="request events, docs/engine-events.md")
     group.add_argument("--emit-keys", action="store_true", help="chunk keys in the events")
     group.add_argument("--truth", metavar="FILE", help="every operation and whose it was")
+    group.add_argument(
+        "--accelerator-log",
+        metavar="FILE",
+        help="what the modelled accelerator does, as a script for a stand-in of the NVIDIA driver "
+        "(for tests of kvprobe's own GPU side; restored bytes are copied at 8 GiB/s then)",
+    )
     group.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -295,6 +301,7 @@ _SAME = (
     "seed",
     "events",
     "truth",
+    "accelerator_log",
     "clean",
 )
 """Options that are fields of ``Config`` under the same name."""

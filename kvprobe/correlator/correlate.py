@@ -13,6 +13,7 @@ from kvprobe.capture.tables import Tables
 from kvprobe.correlator import bursts, hits, intervals, routes, service, storage
 from kvprobe.correlator.account import Join, account
 from kvprobe.correlator.attribute import Attribution, attribute
+from kvprobe.correlator.gpu.analysis import with_gpus
 from kvprobe.correlator.identify import KVFiles, identify
 from kvprobe.correlator.ledger import CLASSES, Account, DeviceAccount, Ledger, Restore
 from kvprobe.correlator.read_ahead import read_ahead
@@ -59,7 +60,7 @@ def correlate(tables: Tables) -> Ledger:
     waits = storage.waiting(accounts)
     cells = service.surface(kv_ops)
     devices = storage.account_devices(stored, manifest, cells, device, waits)
-    return Ledger(
+    ledger = Ledger(
         window_ns=manifest.window_ns,
         engine=engine,
         accounts=tuple(accounts),
@@ -81,6 +82,7 @@ def correlate(tables: Tables) -> Ledger:
         cpus=manifest.host.cpus,
         missing=manifest.missing,
     )
+    return with_gpus(ledger, tables.frame("gpu"), manifest.gpu)
 
 
 def _attribute(

@@ -34,6 +34,13 @@ def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return starts[heads], reach[np.append(heads[1:], len(starts)) - 1]
 
 
+def intersection(starts: Ints, ends: Ints, others: Ints, other_ends: Ints) -> tuple[Ints, Ints]:
+    """Where two sets of sorted, disjoint intervals meet."""
+    starts, ends = np.concatenate([starts, others]), np.concatenate([ends, other_ends])
+    low, high, _, together = step_function(starts, ends, np.ones(len(starts)))
+    return low[together == 2], high[together == 2]
+
+
 def length(starts: Ints, ends: Ints) -> int:
     """Total time covered by at least one interval."""
     merged_starts, merged_ends = union(starts, ends)

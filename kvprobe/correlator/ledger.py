@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.correlator.gpu.ledger import GpuAccount, Roofline
 from kvprobe.model import (
     DeviceFacts,
     EngineFacts,
@@ -99,6 +100,8 @@ class Account:
     prefill_start_ns: int | None = None
     device_before_read_ns: int | None = None
     """Time the storage device was idle between this request's arrival and its first read."""
+    prefill: Roofline | None = None
+    """What its prefill asked of the GPUs; None: no GPU is known to have computed it."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +338,7 @@ class Ledger:
     cpus: int | None = None
     missing: tuple[Missing, ...] = ()
     totals: tuple[EngineTotal, ...] = ()
+    gpus: tuple[GpuAccount, ...] = ()
 
     @property
     def kv_devices(self) -> tuple[DeviceAccount, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvprobe.engines import vllm
 from kvprobe.errors import ExitCode, KvprobeError
+from kvprobe.workload.accelerator import AcceleratorLog
 from kvprobe.workload.chunks import Inventory, Place, check_alignment, probe_direct
 from kvprobe.workload.journal import EventLog, Flusher, TruthLog
 from kvprobe.workload.prefill import DEFAULT_COST, PrefillCost, make_prefill
@@ -76,6 +77,7 @@ class Config:
     seed: int = 0
     events: str | None = None
     truth: str | None = None
+    accelerator_log: str | None = None
     clean: bool = False
 
     @property
@@ -129,6 +131,7 @@ class _Run:
         self._prefill = make_prefill(config.prefill, config.cost)
         self._events = EventLog(config.events)
         self._truth = TruthLog(config.truth, _described(config, root))
+        self._accelerator = AcceleratorLog(config.accelerator_log)
         self._events.engine(**_facts(config, root, self._prefill.label))
         self._scheduler = Scheduler(_policy(config), config.unit_bytes, self._events)
         self._report, self._seconds = progress, 0.0
@@ -136,7 +139,7 @@ class _Run:
 
     def summary(self) -> dict[str, Any]:
         pools = self._pools()
-        device = PrefillThread(self._prefill, self._events, self._scheduler.post)
+        device = PrefillThread(self._prefill, self._events, self._accelerator, self._scheduler.post)
         self._scheduler.attach(*pools, device, self._progress)
         flusher = Flusher(self._events, self._truth)
         try:
@@ -149,6 +152,7 @@ class _Run:
             for part in (*pools, device):
                 part.stop()
             flusher.close()
+            self._accelerator.close()
         return self._summary(pools, warmed)
 
     def _pools(self) -> tuple[Pool, Pool, Pool]:
@@ -156,10 +160,16 @@ class _Run:
         rest = (self._place, self._truth, self._scheduler.post)
         lookups = LookupPool("lookup", 1, *rest)
         kind = UringLoadPool if config.io == "io_uring" else LoadPool
-        load_rest = ("load", config.read_threads, *rest)
+        load_rest = ("load", config.read_threads, self._place, self._truth, self._copied)
         loads = kind(self._inventory, config.reads_in_flight, *load_rest)
         stores = StorePool(self._inventory, "store", config.write_threads, *rest)
         return lookups, loads, stores
+
+    def _copied(self, what: str, about: Any) -> None:
+        """What was loaded is copied to the accelerator before the scheduler hears of it."""
+        if what == "loaded":
+            self._accelerator.copy(about.good(self._config.unit_bytes) * self._config.unit_bytes)
+        self._scheduler.post(what, about)
 
     def _warm(self) -> int:
         config = self._config

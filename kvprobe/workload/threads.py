@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from kvprobe.workload.accelerator import AcceleratorLog
 from kvprobe.workload.chunks import ChunkIO, Inventory, Place, is_stamped
 from kvprobe.workload.journal import EventLog, TruthLog
 from kvprobe.workload.prefill import Prefill
@@ -256,9 +257,12 @@ class Computation:
 class PrefillThread:
     """The accelerator: it computes one prompt after another, in the order of submission."""
 
-    def __init__(self, prefill: Prefill, events: EventLog, post: Post) -> None:
+    def __init__(
+        self, prefill: Prefill, events: EventLog, accelerator: AcceleratorLog, post: Post
+    ) -> None:
         """Start the thread."""
         self._prefill, self._events, self._post = prefill, events, post
+        self._accelerator = accelerator
         self._jobs: SimpleQueue[Computation | None] = SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="prefill", daemon=True)
@@ -290,6 +294,8 @@ class PrefillThread:
             storage_hit_tokens=job.restored_tokens,
             computed_tokens=job.new,
         )
+        self._accelerator.working(True)
         self._prefill.run(job.new, job.prompt_tokens - job.new)
+        self._accelerator.working(False)
         self._events.event("prefill_end", job.request)
         self._post("prefilled", job)

@@ -16,11 +16,11 @@ from kvprobe.correlator.ledger import Account, Ledger, ReadAhead, Restore
 from kvprobe.findings._storage import at_stake
 from kvprobe.findings._weigh import Restored, regret_sum, severity
 from kvprobe.model import EngineFacts, Interval, ServiceCell, Verdict
-from tests.findings import fabrics, ledgers
+from tests.findings import fabrics, gpus, ledgers
 from tests.findings.ledgers import MIB, MS, account, cell, device, ledger, reads, restore
 
 Case = Callable[..., Ledger]
-ILL = (*ledgers.ILL, *fabrics.ILL)
+ILL = (*ledgers.ILL, *fabrics.ILL, *gpus.ILL)
 
 
 def slugs(made: Ledger) -> set[str]:
@@ -39,7 +39,7 @@ def test_every_detector_has_a_case() -> None:
     assert all(slug == d.slug for slug, d in findings.detectors().items())
 
 
-@pytest.mark.parametrize("case", (*ledgers.HEALTHY, *fabrics.HEALTHY))
+@pytest.mark.parametrize("case", (*ledgers.HEALTHY, *fabrics.HEALTHY, *gpus.HEALTHY))
 def test_a_healthy_run_yields_nothing(case: Case) -> None:
     assert findings.detect_all(case()) == []
 
@@ -62,7 +62,7 @@ def test_what_a_finding_carries(case: Case) -> None:
     (many,) = findings.detect_all(case(211))
     assert 0 < few.confidence < many.confidence < 1
     for finding in (few, many):
-        assert re.search(r"vllm|nvme\d", finding.subject)
+        assert re.search(r"vllm|nvme\d|GPU \d", finding.subject)
         assert finding.would_disprove
         assert all(e.n > 0 and e.metric for e in finding.evidence)
         assert all(e.value is None or math.isfinite(e.value) for e in finding.evidence)

@@ -15,10 +15,14 @@
  *   slow DEVICE FUNCTION T T2 MS    the function takes so long
  *   xid DEVICE T NUMBER             an Xid error
  *
+ * `value` lines may also come from the file that NVML_STANDIN_LOG names, which begins with an `epoch`
+ * of its own and may grow while it is read: what a load does as it does it.
+ *
  * What begins at 0 has always been so. A GPM value is the exact mean of its value over the time
  * between the two samples. Layouts and codes are those of nvml.h; with -DOLD_DRIVER it is a driver
  * before GPM.
  */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +31,7 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10,
        VERSION = 25 };
-enum { ANY = -1, MOST = 4096 };
+enum { ANY = -1, MOST = 1 << 16 };
 #define ALWAYS -1e9
 
 typedef struct { int device; char key[64]; double at, value; } step_t;
@@ -47,6 +51,9 @@ static struct { int device, instance; } parts[64];
 static struct { int device; unsigned metric, code; } codes[64];
 static int step_count, text_count, rule_count, xid_count, part_count, code_count;
 static long long epoch;
+static FILE *growing;
+static long long growing_epoch;
+static pthread_mutex_t growing_lock = PTHREAD_MUTEX_INITIALIZER;
 static int started, generation, registered[64];
 
 static double now(void)
@@ -100,6 +107,38 @@ static void read_script(void)
 		fclose(file);
 }
 
+/* Takes in whole lines that were written since the last time. */
+static void read_on(void)
+{
+	const char *path = getenv("NVML_STANDIN_LOG");
+	char line[512], d[16], k[64];
+	double t, v;
+
+	if (!path)
+		return;
+	pthread_mutex_lock(&growing_lock);
+	if (!growing)
+		growing = fopen(path, "r");
+	while (growing) {
+		long begin = ftell(growing);
+		if (!fgets(line, sizeof(line), growing) || !strchr(line, '\n')) {
+			clearerr(growing);
+			fseek(growing, begin, SEEK_SET);
+			break;
+		}
+		if (sscanf(line, "epoch %lld", &growing_epoch) == 1)
+			continue;
+		if (sscanf(line, "value %15s %63s %lf %lf", d, k, &t, &v) == 4 && step_count < MOST) {
+			step_t *s = &steps[step_count];
+			*s = (step_t){device_of(d), "", t + (growing_epoch - epoch) / 1e9, v};
+			snprintf(s->key, sizeof(s->key), "%s", k);
+			__sync_synchronize();
+			step_count++;
+		}
+	}
+	pthread_mutex_unlock(&growing_lock);
+}
+
 /* The value of a step function, or its mean between two times; 0 where the script has none. */
 static double mean(int device, const char *key, double from, double to)
 {
@@ -137,6 +176,7 @@ static int enter(int device, const char *function)
 {
 	double t = now();
 
+	read_on();
 	for (int i = 0; i < rule_count; i++) {
 		const rule_t *r = &rules[i];
 		if ((r->device != ANY && r->device != device) || t < r->from || t >= r->to)

@@ -120,13 +120,20 @@ class Run:
         return {gap["what"]: gap["why"] for gap in facts["not_sampled"]}
 
 
-def environment(library: Path | None, script: Path | None = None) -> dict[str, str]:
-    """For a process that is to find the stand-in, or no driver at all."""
+def environment(
+    library: Path | None, script: Path | None = None, log: Path | None = None
+) -> dict[str, str]:
+    """For a process that is to find the stand-in, or no driver at all.
+
+    ``log`` is one that grows: what a workload writes as it runs.
+    """
     settings = {**os.environ, "PYTHONPATH": str(ROOT)}
     if library is not None:
         settings["LD_LIBRARY_PATH"] = str(library)
     if script is not None:
         settings["NVML_STANDIN_SCRIPT"] = str(script)
+    if log is not None:
+        settings["NVML_STANDIN_LOG"] = str(log)
     return settings
 
 

@@ -16,7 +16,8 @@ from kvprobe.capture.manifest import Clock, Manifest
 from kvprobe.capture.reader import open_capture
 from kvprobe.capture.redact import redact
 from kvprobe.capture.tables import FixedTables
-from kvprobe.correlator.gpu import GpuAccount, gpu_accounts
+from kvprobe.correlator.gpu.account import gpu_accounts
+from kvprobe.correlator.gpu.ledger import GpuAccount
 from kvprobe.document import build
 from kvprobe.model import Frame, GpuFacts, GpuSampling
 from kvprobe.reports.text import render

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,18 @@ def disk() -> Iterator[Scratch]:
 
 
 def traced(
-    disk: Scratch, folder: Path, name: str, *options: str, capture: tuple[str, ...] = ()
+    disk: Scratch,
+    folder: Path,
+    name: str,
+    *options: str,
+    capture: tuple[str, ...] = (),
+    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Run:
-    """Store chunks, then trace a run that restores them."""
+    """Store chunks, then trace a run that restores them.
+
+    ``log`` is the accelerator's; ``environment`` is of the tracer, which looks for a driver there.
+    """
     root = Path(disk.root, name)
     root.mkdir()
     events, truth, out = (folder / f"{name}.{suffix}" for suffix in ("jsonl", "truth", "kvcap"))
@@ -86,12 +95,15 @@ def traced(
         *options,
     )
     call(*workload, "--warm", "reused", "--warm-only", "--drop-caches")
-    files = ("--events", str(events), "--truth", str(truth))
+    files = ["--events", str(events), "--truth", str(truth)]
+    if log is not None:
+        files += ["--accelerator-log", str(log)]
     scope = capture or ("--root", str(root))
     before = diskstats(disk)
     call(
         *(*KVPROBE, "capture", "-o", str(out), "--engine", "jsonl", "--signal", str(events)),
         *(*scope, "--", *workload, *files),
+        environment=environment,
     )
     call("sync", "-f", disk.root)
     after = diskstats(disk)
@@ -137,7 +149,7 @@ def right_share(run: Run, worst_class: int) -> float:
     return float(np.sum(good) / ops["result"][reads].sum())
 
 
-def call(*command: str) -> None:
+def call(*command: str, environment: Mapping[str, str] | None = None) -> None:
     """Run one command; its output is the message where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

@@ -10,9 +10,17 @@ from rich.console import RenderableType
 from kvprobe import units
 from kvprobe.digest import Document, label, number, pick, rows
 from kvprobe.gpu_table import THROTTLING, ClockEvent
+from kvprobe.reports._text.gpu_work import work
 from kvprobe.reports._text.page import Page, heading, labelled
 
 _THROTTLES = {str(event.name).lower() for event in ClockEvent if event & THROTTLING}
+
+_ACTIVITY = (
+    ("graphics_activity_share", "a kernel ran"),
+    ("sm_activity_share", "SMs"),
+    ("tensor_activity_share", "tensor cores"),
+    ("sm_occupancy_share", "occupancy"),
+)
 
 
 def gpus(document: Document, page: Page) -> Iterator[RenderableType]:
@@ -26,21 +34,15 @@ def gpus(document: Document, page: Page) -> Iterator[RenderableType]:
             note = f"MIG instance {units.count(instance)} of {note}"
         yield heading(name, note)
         yield labelled(_lines(item, facts))
+        yield from work(item, page)
 
 
 def _lines(item: Any, facts: Any) -> Iterator[tuple[str, str]]:
     yield "memory bandwidth", _bandwidth(item, facts)
-    activity = [
-        f"{name} {_spread(item, key, units.share)}"
-        for key, name in (
-            ("sm_activity_share", "SMs"),
-            ("tensor_activity_share", "tensor cores"),
-            ("sm_occupancy_share", "occupancy"),
-        )
-        if _known(item, key)
-    ]
+    activity = [(key, name) for key, name in _ACTIVITY if _known(item, key)]
     if activity:
-        yield "activity", f"{'; '.join(activity)}; {_count(item, 'sm_activity_share')}"
+        said = [f"{name} {_spread(item, key, units.share)}" for key, name in activity]
+        yield "activity", f"{'; '.join(said)}; {_count(item, activity[0][0])}"
     if _known(item, "kernel_time_share"):
         text = f"a kernel ran {_spread(item, 'kernel_time_share', units.share)} of the time"
         busy = _spread(item, "memory_busy_time_share", units.share)

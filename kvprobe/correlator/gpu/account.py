@@ -7,67 +7,18 @@ time of clock events are shares of readings, which come at even intervals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvprobe.capture.frames import select
+from kvprobe.correlator.gpu.ledger import GpuAccount, HeldBack, Spread, Xid
 from kvprobe.model import Frame, GpuFacts, GpuSampling
 from kvprobe.schema import GPU, UNKNOWN, ClockEvent
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """One metric over the window; ``n`` values stand behind it, ``covered_ns`` long in sum.
-
-    ``covered_ns`` is None for readings of moments.
-    """
-
-    mean: float
-    p95: float
-    highest: float
-    n: int
-    covered_ns: int | None
-
-
-@dataclass(frozen=True)
-class HeldBack:
-    """One clock event: for what share of ``n`` readings it was on."""
-
-    reason: str
-    share: float
-    n: int
-
-
-@dataclass(frozen=True)
-class Xid:
-    """One Xid error, which happened in the second before ``time_ns``."""
-
-    time_ns: int
-    number: int
-
-
-@dataclass(frozen=True)
-class GpuAccount:
-    """One device, or one MIG GPU instance of it (``instance``).
-
-    ``metrics`` goes by the columns of ``schema.GPU``. ``dram_bytes_per_s`` is the mean share of
-    the peak that memory clock and bus width allow. ECC counts are those of the window.
-    """
-
-    facts: GpuFacts
-    instance: int | None
-    metrics: Mapping[str, Spread]
-    dram_bytes_per_s: float | None
-    clock_events: tuple[HeldBack, ...]
-    ecc_corrected: int | None
-    ecc_uncorrected: int | None
-    xids: tuple[Xid, ...]
 
 
 _METRICS = (*(c.name for c in GPU.columns if c.dtype == "f8"), "memory_used_bytes")

@@ -1,0 +1,83 @@
+"""The GPUs of a window against its requests: from samples and accounts to what is said of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvprobe.capture.frames import select
+from kvprobe.correlator.gpu import restoring, throttling, windows
+from kvprobe.correlator.gpu.account import gpu_accounts
+from kvprobe.correlator.gpu.ledger import GpuAccount
+from kvprobe.correlator.gpu.prefilling import Prefills, follows, groups, prefills
+from kvprobe.correlator.gpu.roofline import ceiling, of_group, rooflines
+from kvprobe.correlator.gpu.stretches import stretches
+from kvprobe.correlator.ledger import Ledger
+from kvprobe.model import EngineFacts, Frame, GpuSampling
+from kvprobe.schema import UNKNOWN
+
+
+def with_gpus(ledger: Ledger, frame: Frame, sampling: GpuSampling | None) -> Ledger:
+    """The ledger with what each GPU did, and its accounts with what bound their prefills.
+
+    Args:
+        ledger: the window without its GPUs.
+        frame: the table ``gpu``.
+        sampling: the devices.
+    """
+    ran = prefills(ledger.accounts)
+    found = []
+    for gpu in gpu_accounts(frame, sampling):
+        instance = UNKNOWN if gpu.instance is None else gpu.instance
+        mine = (frame["gpu"] == gpu.facts.index) & (frame["instance"] == instance)
+        found.append(_against_requests(gpu, select(frame, mine), ran, ledger))
+    serving = serves(found, ledger.engine)
+    if not serving:
+        return replace(ledger, gpus=tuple(found))
+    limit = ceiling(ledger.engine, [gpu.facts for gpu in serving])
+    each = rooflines(ran, limit)
+    for gpu in serving:
+        rows = select(frame, (frame["gpu"] == gpu.facts.index) & (frame["instance"] == UNKNOWN))
+        in_flight = restoring.in_flight(ledger.accounts)
+        told = groups(rows, ran, in_flight, gpu.facts.pcie_bytes_per_s)
+        whole = tuple(of_group(group, members, each, limit) for group, members in told)
+        found[found.index(gpu)] = replace(gpu, prefills=whole)
+        if gpu is serving[0]:  # those that share a model's work do the same at the same time
+            for group, members in told:
+                each = [
+                    replace(one, bound=group.bound) if is_mine else one
+                    for one, is_mine in zip(each, members, strict=True)
+                ]
+    accounts = list(ledger.accounts)
+    for place, one in zip(ran.account.tolist(), each, strict=True):
+        accounts[place] = replace(accounts[place], prefill=one)
+    return replace(ledger, gpus=tuple(found), accounts=tuple(accounts))
+
+
+def serves(gpus: Sequence[GpuAccount], engine: EngineFacts | None) -> list[GpuAccount]:
+    """The whole devices that all of the engine's prefills ran on; none where that is not told.
+
+    Several replicas of a model would take turns: of which one a prefill was is unknown, so more
+    devices that follow the prefills than the model is divided over are none.
+    """
+    whole = [gpu for gpu in gpus if gpu.instance is None and gpu.follows_prefills is not False]
+    most = engine.arithmetic.devices if engine and engine.arithmetic else 1
+    # Those of which it cannot be told are the ones if there are no others.
+    found = [gpu for gpu in whole if gpu.follows_prefills] or (whole if len(whole) == most else [])
+    return found if len(found) <= most else []
+
+
+def _against_requests(gpu: GpuAccount, rows: Frame, ran: Prefills, ledger: Ledger) -> GpuAccount:
+    active = stretches(rows, "graphics_activity_share")
+    link = gpu.facts.pcie_bytes_per_s if gpu.instance is None else None
+    received = stretches(rows, "pcie_rx_bytes_per_s")
+    accounts, coefficients = ledger.accounts, ledger.break_even.recompute_coefficients
+    in_flight = restoring.in_flight(accounts)
+    return replace(
+        gpu,
+        follows_prefills=follows(rows, ran),
+        starvation=restoring.starvation(active, accounts, ran.windows),
+        restore_copy=restoring.restore_copy(received, accounts, link),
+        windows=windows.bound_windows(rows, ledger.window_ns, in_flight, link),
+        throttling=throttling.throttling(rows, ran, coefficients),
+    )
