@@ -143,7 +143,7 @@ def _among(chosen: Ints, index: Ints, count: int) -> Ints:
 
 
 def _mostly_unseen(found: gds.GpuDirect, kv_ops: Frame) -> bool:
-    """Whether most KV bytes came past system calls and block layer: nobody saw where they waited."""
+    """Whether most KV bytes came past system calls and block layer, where nobody sees them."""
     unseen = found.reads.unseen_bytes or 0
     return unseen > SERVED_SHARE * int(kv_ops["result"][_reads(kv_ops)].sum())
 
