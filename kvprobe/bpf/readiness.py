@@ -46,8 +46,8 @@ class ProbeState:
 
     @property
     def attaches(self) -> bool:
-        """Whether at least one of its events exists here, or may exist."""
-        return any(exists is not False for _, exists in self.hooks)
+        """Whether it has something to see here and one of its events exists, or may exist."""
+        return self.has_purpose and any(exists is not False for _, exists in self.hooks)
 
     @property
     def has_purpose(self) -> bool:

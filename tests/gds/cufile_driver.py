@@ -7,6 +7,7 @@ just around each call.
 
 import ctypes
 import json
+import mmap
 import os
 import sys
 import time
@@ -46,7 +47,9 @@ _TRANSFER = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, 
 LIBRARY.cuFileRead.argtypes = LIBRARY.cuFileWrite.argtypes = _TRANSFER
 for name in ("HandleRegister", "ReadAsync", "WriteAsync", "BatchIOSetUp", "BatchIOSubmit"):
     getattr(LIBRARY, f"cuFile{name}").restype = Error
-BUFFER = ctypes.create_string_buffer(8 << 20)
+_PAGES = mmap.mmap(-1, 8 << 20)
+BUFFER = (ctypes.c_char * len(_PAGES)).from_buffer(_PAGES)
+"""On whole pages, for direct I/O."""
 HANDLES: dict[str, ctypes.c_void_p] = {}
 DESCRIPTORS: dict[str, int] = {}
 
