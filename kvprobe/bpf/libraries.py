@@ -27,6 +27,7 @@ _SYMBOL = struct.Struct("<IBxHQ8x")  # st_name, st_info, st_shndx, st_value
 _PT_LOAD, _SHT_DYNSYM, _FUNCTION = 1, 11, 2
 _MOST_BYTES = 16 << 20
 """Of a symbol table or its names: more is no library of this kind."""
+_LARGEST_FILE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _table(
 
 
 def _read(file: BinaryIO, offset: int, size: int) -> bytes:
-    if size > _MOST_BYTES or offset >= 1 << 62:
+    if size > _MOST_BYTES or offset > _LARGEST_FILE:
         raise ValueError("too large")
     file.seek(offset)
     data = file.read(size)

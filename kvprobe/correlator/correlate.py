@@ -20,7 +20,7 @@ from kvprobe.correlator.read_ahead import read_ahead
 from kvprobe.correlator.tie import tie
 from kvprobe.correlator.totals import engine_totals
 from kvprobe.model import EngineFacts, Frame, Loss, RestoreSample
-from kvprobe.schema import OpKind
+from kvprobe.schema import CUFILE_CALLS, OpKind
 
 Ints = NDArray[np.int64]
 
@@ -126,7 +126,7 @@ def _rows_left_out(manifest: Manifest, kv_ops: Frame, kv_block: Frame) -> bool:
     filters, loss = manifest.filters, manifest.losses.get("block", Loss())
     if filters.keep_one_in > 1 or filters.min_latency_ns > 0 or loss.thinned:
         return True
-    direct = _reads(kv_ops) & (kv_ops["direct"] == 1) & ~np.isin(kv_ops["kind"], gds.CALLS)
+    direct = _reads(kv_ops) & (kv_ops["direct"] == 1) & ~np.isin(kv_ops["kind"], CUFILE_CALLS)
     rows = (kv_block["owner"] >= 0) & (kv_block["op"] == 0)
     if direct.any():
         served = rows & direct[np.maximum(kv_block["owner"], 0)]

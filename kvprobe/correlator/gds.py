@@ -3,8 +3,9 @@
 A call of libcufile is an operation of the engine. In compatibility mode the library serves it with
 system calls of its own, in other threads too: an operation of the same process, file and direction
 that lies within a call's time and meets its range is *below* the call, and is counted there, not a
-second time. A transfer of a stream or a batch has a row of when it was handed over only; it is
-counted here and nowhere else, as what the library reads for it has rows of its own.
+second time. A transfer of a stream has a row of when it was handed over only; it is
+counted here and nowhere else, as what the library reads for it has rows of its own. So has one of a
+batch, and a second row when the process was told that it is done: that one is a call like others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvprobe import units
 from kvprobe.capture.frames import select
 from kvprobe.correlator.identify import last_not_after
 from kvprobe.model import Frame
-from kvprobe.schema import UNKNOWN, OpKind
+from kvprobe.schema import CUFILE_CALLS, CUFILE_HANDED_OVER, UNKNOWN, OpKind
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -30,14 +31,6 @@ CANDIDATES = 64
 NEARLY_ALL = 0.9
 """Share of the bytes from which one path is said to have carried them."""
 MOST = 0.5
-
-CALLS = (OpKind.CUFILE_READ, OpKind.CUFILE_WRITE)
-HANDED_OVER = (
-    OpKind.CUFILE_READ_ASYNC,
-    OpKind.CUFILE_READ_BATCH,
-    OpKind.CUFILE_WRITE_ASYNC,
-    OpKind.CUFILE_WRITE_BATCH,
-)
 
 
 class DataPath(StrEnum):
@@ -60,7 +53,8 @@ class Transfers:
     below them cannot be told, so the three after them are of the others. ``below`` are the system
     calls by which the library served them, ``block`` the block requests; ``unseen`` is what had
     neither. ``block`` and ``unseen`` are None where block rows were left out. ``handed_over`` are
-    transfers of streams and batches: how many and what they asked for is all that is known.
+    transfers of streams and batches of which nobody told that they were done: how many and what
+    they asked for is all that is known.
     """
 
     calls: int
@@ -133,7 +127,7 @@ def layers(every: Frame) -> Layers:
     """Tell operations of the engine from those that libcufile makes for them."""
     count = len(every["start_ns"])
     below = _below(every)
-    top = (below < 0) & ~np.isin(every["kind"], HANDED_OVER)
+    top = (below < 0) & ~np.isin(every["kind"], CUFILE_HANDED_OVER)
     counts_for = np.where(top, np.cumsum(top) - 1, -1)
     inner = np.flatnonzero(below >= 0)
     counts_for[inner] = counts_for[below[inner]]
@@ -142,7 +136,7 @@ def layers(every: Frame) -> Layers:
     # Whatever the file was opened with, only what the library reads itself passes the page cache.
     buffered = np.zeros(count, bool)
     buffered[below[inner[every["direct"][inner] == 0]]] = True
-    calls = np.isin(every["kind"], CALLS)
+    calls = np.isin(every["kind"], CUFILE_CALLS)
     direct = np.where(calls, ~buffered, every["direct"])
     return Layers(every, select({**every, "direct": direct}, top), counts_for, below)
 
@@ -151,8 +145,8 @@ def _below(ops: Frame) -> Ints:
     """For each operation the cuFile call that it is below, or -1."""
     found = np.full(len(ops["start_ns"]), -1, np.int64)
     named = ops["inode"] != UNKNOWN
-    calls = np.flatnonzero(np.isin(ops["kind"], CALLS) & named)
-    inner = np.flatnonzero(~np.isin(ops["kind"], (*CALLS, *HANDED_OVER)) & named)
+    calls = np.flatnonzero(np.isin(ops["kind"], CUFILE_CALLS) & named)
+    inner = np.flatnonzero(~np.isin(ops["kind"], (*CUFILE_CALLS, *CUFILE_HANDED_OVER)) & named)
     if not len(calls) or not len(inner):
         return found
     writes = ops["kind"] >= OpKind.WRITE
@@ -200,7 +194,7 @@ def account(
         host: frame of ``host``.
         rows_left_out: whether block rows are missing on purpose.
     """
-    if not np.isin(found.every["kind"], (*CALLS, *HANDED_OVER)).any():
+    if not np.isin(found.every["kind"], (*CUFILE_CALLS, *CUFILE_HANDED_OVER)).any():
         return None
     reads, writes = (
         _transfers(found, block, owner, writing, rows_left_out) for writing in (False, True)
@@ -215,10 +209,11 @@ def _transfers(
 ) -> Transfers:
     every, result = found.every, found.every["result"]
     of_kind = (every["kind"] >= OpKind.WRITE) == writing
-    calls = np.isin(every["kind"], CALLS) & of_kind
+    calls = np.isin(every["kind"], CUFILE_CALLS) & of_kind
     done = calls & (result > 0)
     nameless = done & (every["inode"] == UNKNOWN)
-    handed = np.isin(every["kind"], HANDED_OVER) & of_kind
+    handed = np.isin(every["kind"], CUFILE_HANDED_OVER) & of_kind
+    told = np.isin(every["kind"], (OpKind.CUFILE_READ_DONE, OpKind.CUFILE_WRITE_DONE)) & of_kind
     inner = np.flatnonzero((found.below >= 0) & of_kind)
     below_bytes = np.zeros(len(result), np.int64)
     np.add.at(below_bytes, found.below[inner], np.maximum(result[inner], 0))
@@ -233,7 +228,7 @@ def _transfers(
     return Transfers(
         calls=int(done.sum()),
         bytes=int(result[done].sum()),
-        failed=int((calls & (result < 0)).sum()),
+        failed=int(((calls | handed) & (result < 0)).sum()),
         nameless_calls=int(nameless.sum()),
         nameless_bytes=int(result[nameless].sum()),
         below_ops=int(named[found.below[inner]].sum()),
@@ -242,8 +237,12 @@ def _transfers(
         block_bytes=None if rows_left_out else int(np.minimum(served, result)[named].sum()),
         unseen_calls=None if rows_left_out else int(unseen.sum()),
         unseen_bytes=None if rows_left_out else int(result[unseen].sum()),
-        handed_over=int(handed.sum()),
-        handed_over_bytes=int(every["requested"][handed].sum()),
+        # A batch that began before the recording may be told to be done in it.
+        handed_over=max(0, int((handed & (result >= 0)).sum() - told.sum())),
+        handed_over_bytes=max(
+            0,
+            int(every["requested"][handed & (result >= 0)].sum() - every["requested"][told].sum()),
+        ),
     )
 
 

@@ -42,10 +42,11 @@ typedef struct {
 } CUfileIOParams_t;
 typedef struct { void *cookie; int status; size_t ret; } CUfileIOEvents_t;
 
+struct batch { CUfileIOEvents_t *events; unsigned count, told; };
 struct handle { int fd; char *memory; off_t size; };
 struct job { struct handle *file; char *buffer; size_t size; off_t offset; int write; ssize_t done; };
 
-enum { INVALID_FILE = 5013 };
+enum { INVALID_FILE = 5013, PENDING = 0x2, COMPLETE = 0x10, FAILED = 0x40 };
 static const CUfileError_t OK;
 
 static int is(const char *mode)
@@ -167,25 +168,57 @@ CUfileError_t cuFileWriteAsync(CUfileHandle_t fh, void *base, size_t *size, off_
 	return OK;
 }
 
+/* A batch is done when it is submitted, and its events are handed out in order, one time each. */
 CUfileError_t cuFileBatchIOSetUp(CUfileBatchHandle_t *batch, unsigned nr)
 {
-	*batch = calloc(nr + 1, sizeof(CUfileIOEvents_t));
+	struct batch *made = calloc(1, sizeof(*made));
+
+	made->events = calloc(nr, sizeof(CUfileIOEvents_t));
+	*batch = made;
 	return OK;
 }
 
-CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t batch, unsigned nr, CUfileIOParams_t *io,
+CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t handle, unsigned nr, CUfileIOParams_t *io,
 				  unsigned flags)
 {
+	struct batch *batch = handle;
 	unsigned i;
 
-	(void)batch, (void)flags;
-	for (i = 0; i < nr; i++)
-		transfer(io[i].fh, (char *)io[i].batch.devPtr_base + io[i].batch.devPtr_offset,
-			 io[i].batch.size, io[i].batch.file_offset, io[i].opcode);
+	if (flags)
+		return (CUfileError_t){INVALID_FILE, 0};
+	batch->told = 0;
+	batch->count = nr;
+	for (i = 0; i < nr; i++) {
+		ssize_t done = transfer(io[i].fh,
+					(char *)io[i].batch.devPtr_base + io[i].batch.devPtr_offset,
+					io[i].batch.size, io[i].batch.file_offset, io[i].opcode);
+		batch->events[i].cookie = io[i].cookie;
+		batch->events[i].status = done < 0 ? FAILED : COMPLETE;
+		batch->events[i].ret = done;
+	}
 	return OK;
 }
 
-void cuFileBatchIODestroy(CUfileBatchHandle_t batch)
+/* Also tells of the next event that it is under way, as the real one may. */
+CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t handle, unsigned min_nr, unsigned *nr,
+				     CUfileIOEvents_t *events, struct timespec *timeout)
 {
+	struct batch *batch = handle;
+	unsigned room = *nr;
+
+	(void)min_nr, (void)timeout;
+	for (*nr = 0; *nr < room && batch->told < batch->count; (*nr)++, batch->told++)
+		events[*nr] = batch->events[batch->told];
+	if (*nr && batch->told < batch->count) {
+		events[*nr - 1].status = PENDING;
+		batch->told--;
+	}
+	return OK;
+}
+
+void cuFileBatchIODestroy(CUfileBatchHandle_t handle)
+{
+	struct batch *batch = handle;
+	free(batch->events);
 	free(batch);
 }

@@ -174,6 +174,44 @@ def test_a_batch_that_is_too_large_is_counted_as_lost(
     assert session.counter("lost_ops") - before == 131 - most
 
 
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+def test_a_batch_is_timed_when_the_program_asks(
+    user: tuple[Session, Program], kv_file: Path, write: bool
+) -> None:
+    session, it = user
+    rows_of(session)
+    places = [*PLACES[:29], (-4096, 4099)]
+    it("register", name="a", path=str(kv_file))
+    answer = it("batch", name="a", places=places, reap=7, write=write)
+    it("deregister", name="a")
+    rows = cufile_rows(rows_of(session))
+    done = rows[rows["kind"] == (OpKind.CUFILE_WRITE_DONE if write else OpKind.CUFILE_READ_DONE)]
+    assert len(rows) == 2 * len(done) == 60
+    assert done["offset"][:29].tolist() == [offset for offset, _ in PLACES[:29]]
+    assert done["result"].tolist() == [30011] * 29 + [-1]
+    assert set(done["inode"]) == {kv_file.stat().st_ino}
+    assert set(done["tid"]) == {it.pid}
+    for row, (before, after, result) in zip(done, answer["done"], strict=True):
+        assert before < row["start_ns"] < row["end_ns"] < after
+        assert row["result"] == result
+    assert len(set(done["end_ns"])) > 4, "events that are told together end together"
+
+
+def test_what_cannot_be_told_apart_or_was_refused_is_never_timed(
+    user: tuple[Session, Program], kv_file: Path
+) -> None:
+    session, it = user
+    rows_of(session)
+    it("register", name="a", path=str(kv_file))
+    it("batch", name="a", places=PLACES[:13], reap=13, same_cookie=True)
+    it("batch", name="a", places=PLACES[:5], flags=1)
+    it("deregister", name="a")
+    rows = cufile_rows(rows_of(session))
+    assert (rows["kind"] == OpKind.CUFILE_READ_DONE).sum() == 1  # the last of that name
+    handed = rows[rows["kind"] == OpKind.CUFILE_READ_BATCH]
+    assert handed["result"].tolist() == [0] * 13 + [-5013] * 5
+
+
 @contextmanager
 def watching(filters: Filters, loader: str) -> Iterator[Session]:
     with open_session(["cufile"], filters, loader) as session:

@@ -99,6 +99,18 @@ def test_handed_over_transfers_are_counted_and_are_no_operations() -> None:
     assert found.path is DataPath.UNKNOWN and "handed over" in found.why
 
 
+def test_a_batch_that_was_told_to_be_done_is_an_operation() -> None:
+    ops = [call(n, n + 1, kind=OpKind.CUFILE_READ_BATCH, result=0) for n in range(17)]
+    ops += [call(n, 900, kind=OpKind.CUFILE_READ_DONE, offset=n * MIB) for n in range(11)]
+    ops += [call(20, 21, kind=OpKind.CUFILE_READ_BATCH, result=-5013)]
+    ops += chunks(40, 50)
+    found = analyse(ops)
+    assert (found.reads.calls, found.reads.bytes) == (11, 11 * MIB)
+    assert (found.reads.handed_over, found.reads.handed_over_bytes) == (6, 6 * MIB)
+    assert (found.reads.failed, found.reads.below_bytes) == (1, MIB)
+    assert len(gds.layers(frame("ops", ops)).ops["start_ns"]) == 11
+
+
 @pytest.mark.parametrize("direct", [0, 1])
 def test_compatibility_mode(direct: int) -> None:
     ops = [call(100, 200), *chunks(110, 190, direct=direct)]
