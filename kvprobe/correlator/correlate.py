@@ -50,7 +50,7 @@ def correlate(tables: Tables) -> Ledger:
     device = _kv_device(kv_block)
     sisters = stored.paths.sisters(device) if device is not None else ()
     left_out = _rows_left_out(manifest, kv_ops, kv_block)
-    gpu_direct = gds.account(layers, block, owner, host, left_out)
+    gpu_direct = gds.account(layers, block, owner, host, tables.frame("knobs"), left_out)
     left_out |= gpu_direct is not None and _mostly_unseen(gpu_direct, kv_ops)
     join = Join(requests, lookups, ops, block, who, owner, sisters, left_out, manifest.window_ns)
     accounts = [account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]

@@ -31,6 +31,8 @@ CANDIDATES = 64
 NEARLY_ALL = 0.9
 """Share of the bytes from which one path is said to have carried them."""
 MOST = 0.5
+_PEER_TO_PEER = "properties.use_pci_p2pdma"
+"""The setting of cufile.json, as ``kvprobe.knobs`` names it."""
 
 
 class DataPath(StrEnum):
@@ -183,7 +185,12 @@ def _meet(ops: Frame, one: Ints, other: Ints) -> Flags:
 
 
 def account(
-    found: Layers, block: Frame, owner: Ints, host: Frame, rows_left_out: bool
+    found: Layers,
+    block: Frame,
+    owner: Ints,
+    host: Frame,
+    knobs: Frame,
+    rows_left_out: bool,
 ) -> GpuDirect | None:
     """What went through libcufile in a window; None where nothing did.
 
@@ -192,6 +199,7 @@ def account(
         block: frame of ``block``.
         owner: for each block row the operation it belongs to, as an index into ``found.ops``.
         host: frame of ``host``.
+        knobs: frame of ``knobs``.
         rows_left_out: whether block rows are missing on purpose.
     """
     if not np.isin(found.every["kind"], (*CUFILE_CALLS, *CUFILE_HANDED_OVER)).any():
@@ -200,7 +208,9 @@ def account(
         _transfers(found, block, owner, writing, rows_left_out) for writing in (False, True)
     )
     driver = _driver(host)
-    path, why = _path(reads, writes, driver)
+    inner = found.below >= 0
+    direct = inner.any() and bool((found.every["direct"][inner] == 1).all())
+    path, why = _path(reads, writes, driver, bool(direct and _peer_to_peer(knobs)))
     return GpuDirect(path, why, reads, writes, driver)
 
 
@@ -271,12 +281,28 @@ def _grown(host: Frame) -> Iterator[tuple[str, int]]:
             yield f"gds_{name}", int(np.where(steps < 0, values[1:], steps).sum())
 
 
-def _path(reads: Transfers, writes: Transfers, driver: Driver) -> tuple[DataPath, str]:
-    """The path that most bytes took, and what says so."""
+def _peer_to_peer(knobs: Frame) -> bool:
+    """Whether cufile.json has the library map GPU memory and read into it by direct I/O."""
+    if not knobs:
+        return False
+    values = knobs["value"][knobs["name"] == _PEER_TO_PEER]
+    return any(str(value).lower() == "true" for value in values)
+
+
+def _path(
+    reads: Transfers, writes: Transfers, driver: Driver, peer_to_peer: bool
+) -> tuple[DataPath, str]:
+    """The path that most bytes took, and what says so.
+
+    ``peer_to_peer``: the library's system calls may go straight to GPU memory.
+    """
     whole = reads.named_bytes + writes.named_bytes
     if not whole:
         return DataPath.UNKNOWN, _nothing_known(reads, writes)
     below = reads.below_bytes + writes.below_bytes
+    if below > (1 - NEARLY_ALL) * whole and peer_to_peer:
+        why = f"direct system calls of the library served {units.share(below / whole)} of the bytes"
+        return DataPath.UNKNOWN, f"{why}: compatibility mode, or PCI peer-to-peer DMA, which is on"
     if below >= NEARLY_ALL * whole:
         why = f"system calls of the library served {units.share(below / whole)} of the bytes"
         return DataPath.COMPAT, why

@@ -7,6 +7,7 @@ warning, whatever the share.
 
 from __future__ import annotations
 
+from kvprobe.correlator.gds import DataPath
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.findings import Detector
 from kvprobe.findings._weigh import confidence, engine_name, unmeasured_severity
@@ -25,6 +26,8 @@ def _detect(ledger: Ledger) -> list[Finding]:
     calls = sum(each.calls - each.nameless_calls for each in both)
     whole = sum(each.named_bytes for each in both)
     below = sum(each.below_bytes for each in both)
+    if ledger.gds.path not in (DataPath.COMPAT, DataPath.MIXED):
+        return []  # direct system calls may be peer-to-peer DMA, where that is switched on
     if calls < MIN_CALLS or below < COMPAT_SHARE * whole:
         return []
     inner = sum(each.below_ops for each in both)
@@ -38,7 +41,7 @@ def _detect(ledger: Ledger) -> list[Finding]:
             subject=engine_name(ledger),
             evidence=(
                 Evidence(
-                    "share of cuFile bytes read by system calls", below / whole, "share", calls
+                    "share of cuFile bytes moved by system calls", below / whole, "share", calls
                 ),
                 Evidence("bytes of cuFile calls", whole, "B", calls),
                 Evidence("system calls for one cuFile call", inner / calls, "", calls),

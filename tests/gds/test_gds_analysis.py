@@ -27,11 +27,14 @@ def analyse(
     rows: list[dict[str, Any]] | None = None,
     host: list[tuple[str, float]] | None = None,
     left_out: bool = False,
+    p2pdma: str | None = None,
 ) -> GpuDirect:
     made = gds.layers(frame("ops", ops))
     requests = frame("block", rows or [])
     owner = made.owner(tie(requests, made.every))
-    found = gds.account(made, requests, owner, host_frame(host or []), left_out)
+    setting = {"name": "properties.use_pci_p2pdma", "subject": "host", "value": p2pdma}
+    knobs = frame("knobs", [setting] if p2pdma else [])
+    found = gds.account(made, requests, owner, host_frame(host or []), knobs, left_out)
     assert found
     return found
 
@@ -84,7 +87,7 @@ def test_without_cufile_nothing_changes() -> None:
     made = gds.layers(plain)
     assert made.ops is plain and made.counts_for.tolist() == [0, 1]
     nothing = frame("block", [])
-    assert gds.account(made, nothing, np.empty(0, np.int64), host_frame([]), False) is None
+    assert gds.account(made, nothing, np.empty(0, np.int64), host_frame([]), {}, False) is None
 
 
 def test_handed_over_transfers_are_counted_and_are_no_operations() -> None:
@@ -125,6 +128,22 @@ def test_compatibility_mode(direct: int) -> None:
     # Whether the page cache is passed is what the library does, not how the file was opened.
     made = gds.layers(frame("ops", ops))
     assert made.ops["direct"].tolist() == [direct]
+
+
+@pytest.mark.parametrize(
+    ("direct", "setting", "path"),
+    [
+        (1, "True", DataPath.UNKNOWN),
+        (1, "False", DataPath.COMPAT),
+        (0, "True", DataPath.COMPAT),  # peer-to-peer DMA is direct I/O
+    ],
+)
+def test_direct_system_calls_may_be_peer_to_peer_dma(
+    direct: int, setting: str, path: DataPath
+) -> None:
+    found = analyse([call(100, 200), *chunks(110, 190, direct=direct)], p2pdma=setting)
+    assert found.path is path
+    assert ("peer-to-peer" in found.why) is (path is DataPath.UNKNOWN)
 
 
 def test_the_driver_s_own_pieces_belong_to_the_call() -> None:
