@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from kvprobe.bpf import libraries
+from kvprobe.bpf import core_object, libraries
 from kvprobe.bpf.session import Session, open_session
 from kvprobe.model import Filters, Rows
 from kvprobe.schema import U64_MAX, OpKind
@@ -23,14 +24,19 @@ PLACES = [(n * 40961, 30011) for n in range(103)]
 """Offsets and sizes without any common divisor."""
 
 
-@pytest.fixture(scope="module", params=LOADERS)
+@pytest.fixture(scope="module", params=[*LOADERS, "plain"])
 def user(request: pytest.FixtureRequest, cufile: Path) -> Iterator[tuple[Session, Program]]:
-    """A session that began when the program was there, and the program."""
-    with (
-        program(cufile, "compat") as it,
-        open_session(["cufile", "ops"], Filters(tgids=(it.pid,)), request.param) as session,
-    ):
-        yield session, it
+    """A session that began when the program was there, and the program.
+
+    ``plain`` is the object for kernels without bpf_rdonly_cast.
+    """
+    plain = request.param == "plain"
+    with ExitStack() as stack:
+        it = stack.enter_context(program(cufile, "compat"))
+        with mock.patch.object(core_object, "must_be_plain", lambda kernel: plain):
+            loader = "core" if plain else request.param
+            session = open_session(["cufile", "ops"], Filters(tgids=(it.pid,)), loader)
+        yield stack.enter_context(session), it
 
 
 def rows_of(session: Session) -> Rows:
@@ -263,6 +269,25 @@ def test_a_library_that_vanishes_is_still_probed(
             it("register", name="a", path=str(kv_file))
             it("transfer", name="a", places=PLACES[:3])
             assert len(cufile_rows(session.poll()["ops"])) == 3
+
+
+def test_a_library_that_is_gone_before_it_is_probed_is_said(
+    cufile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cufile.open("rb") as file:
+        functions = {"cuFileRead": libraries.exported(file)["cuFileRead"]}
+    there = libraries.Library(str(cufile), "/opt/there", functions)
+    gone = libraries.Library(str(tmp_path / "gone"), "/opt/gone", functions)
+    monkeypatch.setattr(libraries, "find", lambda library: (gone, there))
+    with open_session(["cufile"], Filters(), "core") as session:
+        assert session.attached["cufile"] == [
+            "cuFileRead()",
+            "return of cuFileRead()",
+            "sched_process_exit",
+        ]
+        lost = {gap.what: gap for gap in session.missing if gap.what.startswith("/opt")}
+    assert set(lost) == {"/opt/gone"}
+    assert "No such file" in lost["/opt/gone"].why and "cuFileRead" in lost["/opt/gone"].effect
 
 
 def test_without_the_library_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
