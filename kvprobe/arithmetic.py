@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+_ALL_MET = 5
+"""Times kept over used weights: tokens after which even routing leaves out e^-5 of the experts."""
+
 
 @dataclass(frozen=True)
 class ModelArithmetic:
@@ -41,13 +44,22 @@ class ModelArithmetic:
         linear = self.linear_flops_per_token * new
         return linear + self.attention_flops_per_pair * pairs + self.head_flops
 
-    def prefill_bytes(self, new: int, context: int) -> int:
+    def prefill_bytes(self, new: int, context: int) -> int | None:
         """The fewest bytes of device memory that must move: weights and KV cache.
 
         Each pass reads the weights and the KV cache of what is before it, and writes its own.
-        What passes between the layers is left out, as kernels may keep it on the chip.
+        What passes between the layers is left out, as kernels may keep it on the chip. None for
+        so few tokens of a mixture of experts that they need not meet all of them.
         """
+        if new < _ALL_MET * self._kept_over_used:
+            return None
         size = self.tokens_per_pass or max(new, 1)
         passes = max(1, ceil(new / size))
         before = passes * context + size * (passes * (passes - 1) // 2)
         return self.weight_bytes * passes + self.kv_bytes_per_token * (before + new)
+
+    @property
+    def _kept_over_used(self) -> float:
+        """Weights there are over those that one token is multiplied with; 0 where all are."""
+        used = (self.linear_flops_per_token + self.head_flops) / 2 * self.item_bits / 8
+        return self.weight_bytes / used if used and self.weight_bytes > 1.1 * used else 0.0

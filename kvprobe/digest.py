@@ -46,17 +46,6 @@ ATTRIBUTION = (
 )
 """How bytes were tied to requests, best first."""
 
-BOUNDS = {
-    "hbm_bound": "memory bandwidth",
-    "compute_bound": "arithmetic",
-    "pcie_bound": "PCIe",
-    "starved": "waiting for a restore",
-    "latency_bound": "latency",
-    "idle": "idle",
-    "unknown": "unknown",
-}
-"""What a GPU was held up by, in words, by its name in the document."""
-
 SEVERITIES = ("info", "warning", "critical")
 
 

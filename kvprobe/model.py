@@ -156,7 +156,7 @@ class GpuFacts:
 
     ``peak_bytes_per_s`` is the most its memory could move, ``peak_flops_per_s`` the most dense
     16-bit operations of its tensor cores at the highest SM clock, ``pcie_bytes_per_s`` the most
-    that its PCIe link could move each way; see ``kvprobe.sources.gpu.facts``. ``mig`` says whether
+    that its PCIe link could move each way; see ``kvprobe.sources.gpu.peaks``. ``mig`` says whether
     it is divided; ``instances`` are the ids of its MIG GPU instances.
     """
 

@@ -24,6 +24,8 @@ COPY_BYTES = 4 << 30
 MATRIX = 8192
 TOLERANCE = 0.10
 IDLE_SHARE = 0.02
+PRODUCT_SHARE = 0.4
+"""What a large product reaches on any of the known devices; beyond 1 the peak would be wrong."""
 _SETTLE_NS = 300_000_000
 """Left out at both ends of a phase: clocks rise, and rows may span its edge."""
 
@@ -135,6 +137,8 @@ def _phase(
         found["true_share"] = per_s / facts.peak_bytes_per_s
     if name == "matrix product":
         found["tflops"] = per_s / 1e12
+        if facts.peak_flops_per_s:
+            found["of_peak"] = per_s / facts.peak_flops_per_s
     return found
 
 
@@ -146,6 +150,7 @@ def _aims(rows: list[dict[str, Value]]) -> list[Aim]:
         ratio = sampled / truth
     idle = [row["dram_bandwidth_share"] for row in rows if str(row["phase"]).startswith("idle")]
     known = [share for share in idle if isinstance(share, float)]
+    product = next(row for row in rows if row["phase"] == "matrix product").get("of_peak")
     return [
         Aim(
             f"DRAM share of a copy within {TOLERANCE:.0%} of bytes over time",
@@ -156,6 +161,11 @@ def _aims(rows: list[dict[str, Value]]) -> list[Aim]:
             f"DRAM share of an idle device below {IDLE_SHARE:.0%}",
             ", ".join(f"{share:.2%}" for share in known) or "unknown",
             max(known) < IDLE_SHARE if known else None,
+        ),
+        Aim(
+            f"a matrix product reaches {PRODUCT_SHARE:.0%} of the peak operations, and never all",
+            f"{product:.1%}" if isinstance(product, float) else "unknown",
+            PRODUCT_SHARE <= product < 1 if isinstance(product, float) else None,
         ),
     ]
 
@@ -170,6 +180,7 @@ def _phase_table(rows: list[dict[str, Value]]) -> Table:
             Column("sm_activity_share", "SM active, %", ".1f", 100),
             Column("tensor_activity_share", "tensor, %", ".1f", 100),
             Column("tflops", "TFLOP/s", ".0f"),
+            Column("of_peak", "of peak, %", ".1f", 100),
             Column("n", "samples", ".0f"),
         ),
         tuple(rows),

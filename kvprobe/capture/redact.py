@@ -163,7 +163,10 @@ class Redactor:
         model = engine.model
         if model is not None and model.startswith(("/", ".", "~")):
             model = self.path(model)
-        return replace(engine, model=model, root=self.path(engine.root))
+        arithmetic = engine.arithmetic
+        if arithmetic is not None:
+            arithmetic = replace(arithmetic, source=self.prose(arithmetic.source, None))
+        return replace(engine, model=model, root=self.path(engine.root), arithmetic=arithmetic)
 
     def _device(self, device: DeviceFacts) -> DeviceFacts:
         mounts = tuple(self.path(mount) or "" for mount in device.mounts)

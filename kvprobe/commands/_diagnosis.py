@@ -318,6 +318,7 @@ def _gpu_feature(gpu: GpuFacts, driver: str | None) -> Feature:
         gpu.name,
         size(gpu.memory_bytes) if gpu.memory_bytes else "",
         f"memory peak {rate(gpu.peak_bytes_per_s)}" if gpu.peak_bytes_per_s else "",
+        f"16-bit peak {gpu.peak_flops_per_s / 1e12:.0f} TFLOPS" if gpu.peak_flops_per_s else "",
         f"driver {driver}" if driver else "",
         f"MIG with instances {', '.join(map(str, gpu.instances)) or 'none'}" if gpu.mig else "",
         "bandwidth and activity are sampled (GPM)" if gpu.gpm else "",

@@ -13,10 +13,12 @@ from textual.widgets import DataTable, Footer, Static
 
 from kvprobe.dashboard import panels
 from kvprobe.dashboard.feed import Feed, Snapshot
+from kvprobe.dashboard.gpu import devices_and_gpus, gpus_text
 from kvprobe.dashboard.screens import (
     DevicesPage,
     FindingsPage,
     Playbook,
+    TextPage,
     help_page,
     request_page,
 )
@@ -51,6 +53,7 @@ class Dashboard(App[None]):
         Binding("space", "hold", "hold"),
         Binding("s", "order", "sort"),
         Binding("d", "devices", "devices"),
+        Binding("g", "gpus", "GPUs"),
         Binding("f", "findings", "findings"),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("plus,equals_sign", "speed(1)", "faster", show=False),
@@ -136,13 +139,15 @@ class Dashboard(App[None]):
         self._put("#position", line, show=position is not None)
         self._show_requests()
         for name, text in (
-            ("#devices", panels.devices_text),
+            ("#devices", devices_and_gpus),
             ("#findings", panels.findings_text),
         ):
             size = self.query_one(name).content_size
             self._put(name, text(snapshot.document, size.width, size.height))
         if isinstance(self.screen, DevicesPage):
             self.screen.take(snapshot.document)
+        elif isinstance(self.screen, TextPage):
+            self.screen.draw()
 
     def _put(self, name: str, text: Any, *, show: bool = True) -> None:
         static = self.query_one(name, Static)
@@ -237,6 +242,10 @@ class Dashboard(App[None]):
     def action_devices(self) -> None:
         """The devices with their paths and queues."""
         self.push_screen(DevicesPage(self.snapshot.document or {}))
+
+    def action_gpus(self) -> None:
+        """The GPUs: what they did, and what bound the prefills."""
+        self.push_screen(TextPage("GPUs", lambda width: gpus_text(self.snapshot.document, width)))
 
     def action_findings(self) -> None:
         """The findings with evidence and playbooks."""

@@ -13,6 +13,7 @@ from kvprobe import bars, digest, units
 from kvprobe.dashboard.panels import SEVERITY_STYLES
 from kvprobe.dashboard.table import PART_STYLES, estimate_text, gain, part_bar, verdict
 from kvprobe.digest import Document, label, number, pick, rows
+from kvprobe.gpu_words import BOUNDS
 
 SPAN_STYLES = ("#8787af", "#5fd7d7", "#ffd787", "#ff5f87", "#d7875f", "#87d75f", "#bcbcbc")
 """Colours of spans, in the order of ``digest.SPANS``."""
@@ -35,6 +36,7 @@ def request_text(row: Any, width: int) -> RenderableType:
             ("verdict", Text.assemble(verdict(row), "  gain ", gain(row))),
             ("recompute", estimate_text(row)),
             ("tokens", tokens),
+            *([("prefill", _prefill(row))] if pick(row, "prefill") else ()),
             ("tied by", _attribution(row)),
         ]
     )
@@ -49,6 +51,18 @@ def pairs(named: Iterable[tuple[str, str | Text]]) -> Table:
     for name, text in named:
         grid.add_row(name, Text(text) if isinstance(text, str) else text)
     return grid
+
+
+def _prefill(row: Any) -> str:
+    """What bound it, as far as its GPU's samples tell of prefills of its size."""
+    prefill = pick(row, "prefill")
+    bound = label(prefill, "bound") or "unknown"
+    text = f"bound by {BOUNDS.get(bound, bound)}"
+    least = number(prefill, "least_ns")
+    if least is None:
+        return text
+    share = units.share(number(prefill, "share"))
+    return f"{text}; at least {units.duration(least)} by its arithmetic, {share} of what it took"
 
 
 def _attribution(row: Any) -> str:
@@ -140,6 +154,7 @@ def help_text() -> RenderableType:
         ("Enter", "the request's whole story"),
         ("f", "findings with evidence, proposals and playbooks"),
         ("d", "devices: paths, where commands' time goes, each queue"),
+        ("g", "GPUs: what they did, what bound the prefills, what restores cost them"),
         ("s", "next order; a click on a heading sorts by it"),
         ("space", "hold the screen; a replay halts, a live source goes on"),
         ("+ - r", "a replay faster, slower, from the start"),

@@ -56,6 +56,10 @@ class TextPage(Page):
 
     def on_resize(self) -> None:
         """Make the text for the width of now."""
+        self.draw()
+
+    def draw(self) -> None:
+        """Make the text of what there is now."""
         static = self.query_one("#text", Static)
         width = self.query_one(".frame").scrollable_content_region.width
         static.update(self._text(max(40, width)))

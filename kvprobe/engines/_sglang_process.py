@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvprobe.adapter import Process, RunningEngine, SignalPlace
+from kvprobe.arithmetic import ModelArithmetic
+from kvprobe.engines._model_arithmetic import model_arithmetic
 from kvprobe.engines._model_config import is_latent, rank_bytes_per_token, read_config
 from kvprobe.engines._options import (
     Options,
@@ -23,6 +25,15 @@ NAME = "sglang"
 _PORT = 30000
 _GRPC_PORT = 4317
 _CONFIG_BYTES = 1 << 18
+_MORE_THAN_THE_MODEL = (
+    "config",
+    "enable-dp-attention",
+    "enable-lora",
+    "json-model-override-args",
+    "lora-paths",
+    "speculative-algorithm",
+)
+"""Options with which a prefill computes what the model's configuration does not tell."""
 _DIRECT = "SGLANG_HICACHE_NIXL_USE_DIRECT_IO"
 
 
@@ -56,6 +67,7 @@ def detect(process: Process) -> RunningEngine | None:
             direct=False if is_file else direct,
             root=roots[0] if roots else None,
             prefetch=True if backend else None,
+            arithmetic=_arithmetic(process, options, model),
         ),
     )
 
@@ -168,3 +180,22 @@ def _bytes_a_token(process: Process, options: Options, model: str | None) -> tup
         pipeline_parallel=pipeline,
     )
     return found, pipeline * (1 if is_latent(config) else tensor)
+
+
+def _arithmetic(process: Process, options: Options, model: str | None) -> ModelArithmetic | None:
+    """Of the model as it was started; None where that is not certain."""
+    if model is None or any(options.has(name) for name in _MORE_THAN_THE_MODEL):
+        return None
+    config = read_config(model, process.environment, process.folder)
+    tensor, pipeline = _ranks(options)
+    chunk = options.number("chunked-prefill-size")
+    return model_arithmetic(
+        config or {},
+        dtype=options.text("dtype"),
+        kv_dtype=options.text("kv-cache-dtype"),
+        quantization=options.text("quantization"),
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        replicas=options.number("data-parallel-size", "dp-size", "dp") or 1,
+        tokens_per_pass=chunk if chunk is not None and chunk > 0 else None,
+    )

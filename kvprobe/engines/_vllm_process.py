@@ -15,11 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.adapter import Process, SignalPlace
+from kvprobe.arithmetic import ModelArithmetic
+from kvprobe.engines._model_arithmetic import model_arithmetic
+from kvprobe.engines._model_config import read_config
 from kvprobe.engines._options import Options, address, own_port, words
 
 _DYNAMO = "dynamo.vllm"
 OFFLOADING = "OffloadingConnector"
 _TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+_MORE_THAN_THE_MODEL = (
+    "config",
+    "enable-lora",
+    "hf-overrides",
+    "sc",
+    "speculative-config",
+)
+"""Options with which a prefill computes what the model's configuration does not tell."""
 _VERSION = re.compile(r"/vllm(_cpu)?-(\d+)\.(\d+)(\S*)\.dist-info$")
 
 
@@ -111,6 +122,27 @@ def storage_roots(server: Server) -> tuple[str, ...]:
             for connector in server.connectors
             for root in _roots(connector)
         )
+    )
+
+
+def arithmetic(server: Server) -> ModelArithmetic | None:
+    """Of the model as it was started; None where that is not certain."""
+    options, process = server.options, server.process
+    more = any(options.has(name) or options.mapping(name) for name in _MORE_THAN_THE_MODEL)
+    if server.model is None or server.context_parallel or more:
+        return None
+    config = read_config(server.model, process.environment, process.folder)
+    bounds = ("max-num-batched-tokens", "long-prefill-token-threshold")
+    given = [n for name in bounds if (n := options.number(name)) is not None and n > 0]
+    return model_arithmetic(
+        config or {},
+        dtype=options.text("dtype"),
+        kv_dtype=options.text("kv-cache-dtype"),
+        quantization=options.text("quantization", "q"),
+        tensor_parallel=server.tensor_parallel,
+        pipeline_parallel=server.pipeline_parallel,
+        replicas=options.number("data-parallel-size", "dp") or 1,
+        tokens_per_pass=min(given, default=None),
     )
 
 

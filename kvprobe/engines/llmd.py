@@ -19,7 +19,7 @@ from kvprobe.adapter import Engine, KVPath, Process, RunningEngine
 from kvprobe.engines import vllm
 from kvprobe.engines._model_config import rank_bytes_per_token, read_config
 from kvprobe.engines._options import integer, words
-from kvprobe.engines._vllm_process import Server, find_server
+from kvprobe.engines._vllm_process import Server, arithmetic, find_server
 from kvprobe.model import EngineFacts, EngineSetting
 
 _CHUNK = re.compile(
@@ -58,6 +58,7 @@ def detect(process: Process) -> RunningEngine | None:
         direct=False,
         root=root,
         prefetch=False,
+        arithmetic=arithmetic(server),
     )
     return RunningEngine(
         engine="llmd",

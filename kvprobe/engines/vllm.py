@@ -157,7 +157,11 @@ def detect(process: Process) -> RunningEngine | None:
 def _running_facts(server: Server, roots: tuple[str, ...]) -> EngineFacts:
     """What is certain from options, the model's configuration, and what is stored already."""
     said = EngineFacts(
-        "vllm", model=server.model, prefetch=False, prefill="cpu" if server.cpu_build else None
+        "vllm",
+        model=server.model,
+        prefetch=False,
+        prefill="cpu" if server.cpu_build else None,
+        arithmetic=_vllm_process.arithmetic(server),
     )
     if not roots:
         return said
@@ -170,7 +174,12 @@ def _running_facts(server: Server, roots: tuple[str, ...]) -> EngineFacts:
             and tokens in (None, stored.unit_tokens)
             and ranks in (server.tensor_parallel, 1)
         ):
-            return replace(stored, reads_in_flight=said.reads_in_flight, prefill=said.prefill)
+            return replace(
+                stored,
+                reads_in_flight=said.reads_in_flight,
+                prefill=said.prefill,
+                arithmetic=said.arithmetic,
+            )
     return _with_sizes(replace(said, unit_tokens=tokens), server)
 
 

@@ -17,18 +17,19 @@ MIN_SAMPLES = 40
 
 
 def _detect(ledger: Ledger) -> list[Finding]:
-    found = []
-    for gpu in ledger.gpus:
-        starved = gpu.starvation
-        # Of a device that does not follow this engine's prefills, others may be the users.
-        if starved is None or gpu.instance is not None or not _serves(gpu, ledger):
-            continue
-        if starved.restores < MIN_REQUESTS or starved.n < MIN_SAMPLES:
-            continue
-        if starved.starved_ns < STARVED_SHARE * starved.covered_ns:
-            continue
-        found.append(_finding(gpu, starved))
-    return found
+    # Of a device that does not follow this engine's prefills, others may be the users.
+    found = [
+        (gpu.facts.index, gpu.starvation)
+        for gpu in ledger.gpus
+        if gpu.starvation and gpu.instance is None and _serves(gpu, ledger)
+    ]
+    found = [each for each in found if each[1].n >= MIN_SAMPLES and each[1].restores]
+    covered = sum(each.covered_ns for _, each in found)
+    restores = max((each.restores for _, each in found), default=0)
+    if restores < MIN_REQUESTS:
+        return []
+    share = sum(each.starved_ns for _, each in found) / covered
+    return [_finding(found, share, restores)] if share >= STARVED_SHARE else []
 
 
 def _serves(gpu: GpuAccount, ledger: Ledger) -> bool:
@@ -37,21 +38,23 @@ def _serves(gpu: GpuAccount, ledger: Ledger) -> bool:
     return bool(gpu.follows_prefills) or (alone and gpu.follows_prefills is None)
 
 
-def _finding(gpu: GpuAccount, starved: Starvation) -> Finding:
-    share = starved.starved_ns / starved.covered_ns
-    n = starved.n
+def _finding(found: list[tuple[int, Starvation]], share: float, restores: int) -> Finding:
+    names = ", ".join(str(index) for index, _ in found)
+    each = [one for _, one in found]
+    n = sum(one.n for one in each)
+    flight = max(one.restore_ns for one in each)
     return Finding(
         slug="gpu_starved_by_restore",
         severity=_severity(share),
-        confidence=confidence(starved.restores, share, STARVED_SHARE, WARNING_SHARE),
-        subject=f"GPU {gpu.facts.index}",
+        confidence=confidence(restores, share, STARVED_SHARE, WARNING_SHARE),
+        subject=f"GPU {names}",
         evidence=(
             Evidence("share of time idle while a restore was in flight", share, "share", n),
-            Evidence("time idle while a restore was in flight", starved.starved_ns, "ns", n),
-            Evidence("the same, at least", starved.low_ns, "ns", n),
-            Evidence("the same, at most", starved.high_ns, "ns", n),
-            Evidence("time with a restore in flight", starved.restore_ns, "ns", starved.restores),
-            Evidence("time idle in all", starved.idle_ns, "ns", n),
+            Evidence("GPU time idle meanwhile, sum", sum(o.starved_ns for o in each), "ns", n),
+            Evidence("the same, at least", sum(o.low_ns for o in each), "ns", n),
+            Evidence("the same, at most", sum(o.high_ns for o in each), "ns", n),
+            Evidence("GPU time idle in all, sum", sum(o.idle_ns for o in each), "ns", n),
+            Evidence("time with a restore in flight", flight, "ns", restores),
         ),
         would_disprove="the same load with the KV cache in host memory leaving the GPU as idle "
         "as before",

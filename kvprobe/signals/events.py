@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from dataclasses import fields
 from typing import Any
 
 from kvprobe.adapter import SignalBatch
+from kvprobe.arithmetic import ModelArithmetic
 from kvprobe.clock import sample_clocks
 from kvprobe.model import EngineFacts
 from kvprobe.schema import REQUESTS, UNKNOWN
@@ -127,7 +129,7 @@ class EventSignal:
             for key, kind in _FACT_TYPES.items()
             if type(event.get(key)) is kind and (kind is not int or 0 < event[key] <= _MAX_COUNT)
         }
-        self._engine = EngineFacts(**facts)
+        self._engine = EngineFacts(**facts, arithmetic=_arithmetic(event.get("arithmetic")))
         return True
 
     def _take_keys(self, event: dict[str, Any]) -> bool:
@@ -194,6 +196,22 @@ class EventSignal:
         ids[request] = None
         if len(ids) > _MAX_CLOSED:
             ids.popitem(last=False)
+
+
+def _arithmetic(told: object) -> ModelArithmetic | None:
+    """A model's arithmetic; None where a number is missing or is none: parts of it say nothing."""
+    if not isinstance(told, dict):
+        return None
+    known = {f.name: told[f.name] for f in fields(ModelArithmetic) if told.get(f.name) is not None}
+    source = known.pop("source", "")
+    if not isinstance(source, str) or not all(
+        type(value) is int and 0 < value <= _MAX_COUNT for value in known.values()
+    ):
+        return None
+    try:
+        return ModelArithmetic(**known, source=source)
+    except TypeError:  # a number is missing
+        return None
 
 
 def _id(event: dict[str, Any]) -> str | None:

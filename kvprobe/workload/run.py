@@ -297,6 +297,7 @@ def _policy(config: Config) -> Policy:
 
 
 def _facts(config: Config, root: str, prefill: str) -> dict[str, Any]:
+    arithmetic = config.shape.arithmetic
     return {
         "name": ENGINE_NAME,
         "model": config.shape.name,
@@ -309,6 +310,7 @@ def _facts(config: Config, root: str, prefill: str) -> dict[str, Any]:
         "root": root,
         "prefetch": config.prefetch,
         "prefill": prefill,
+        **({"arithmetic": asdict(arithmetic)} if arithmetic else {}),
     }
 
 

@@ -216,6 +216,14 @@ def test_passes_read_weights_and_context_again() -> None:
     assert many == 3 * 15_009_316_864 + kv * (700 + (700 + 512) + (700 + 1024) + 1300)
 
 
+def test_few_tokens_of_a_mixture_need_not_meet_all_experts() -> None:
+    mixture = replace(LLAMA_8B, linear_flops_per_token=LLAMA_8B.linear_flops_per_token // 9)
+    # One token is multiplied with 1.30e9 weights of 7.50e9: 5.78 times as many.
+    assert mixture.prefill_bytes(28, 700) is None
+    assert mixture.prefill_bytes(29, 700) == 15_009_316_864 + 131_072 * 729
+    assert LLAMA_8B.prefill_bytes(1, 700) == 15_009_316_864 + 131_072 * 701
+
+
 # ---------------------------------------------------------------- copies, windows, clocks
 
 
@@ -315,3 +323,37 @@ def test_no_verdict_where_a_limit_is_not_counted_or_too_vague() -> None:
     assert judge(vague)[0] is Bound.UNKNOWN
     assert "40.0 % to 80.0 %" in judge(vague)[1]
     assert judge(Shares())[1] == "no samples of its activity"
+
+
+# ---------------------------------------------------------------- damaged captures
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_that_make_no_sense_are_no_crash_and_no_nonsense(seed: int) -> None:
+    """Times in any order, shares beyond 1, infinities, other devices, requests out of place."""
+    random = np.random.default_rng(seed)
+    node = two_sizes(seed, int(random.integers(0, 60)), gap_ms=30)
+    rows = node.frame()
+    n = len(rows["gpu"])
+    for name, column in rows.items():
+        broken = random.random(n) < 0.2
+        if column.dtype.kind == "f":
+            wild = random.choice([np.nan, -3.0, 7.5, np.inf, 1e300], n)
+        elif name.endswith("_ns"):
+            wild = random.integers(-5, 2**62, n)
+        else:
+            wild = random.integers(-2, 3, n)
+        column[broken] = wild[broken]
+    order = random.permutation(n)
+    rows = {name: column[order] for name, column in rows.items()}
+    engine = EngineFacts("vllm", arithmetic=LLAMA_8B)
+    ledger = with_gpus(node.ledger(engine, (0.0, 1e-5, 0.0)), rows, sampling())
+    (gpu,) = ledger.gpus
+    if gpu.starvation:
+        found = gpu.starvation
+        assert 0 <= found.low_ns <= found.starved_ns <= found.high_ns
+        assert found.high_ns <= min(found.idle_ns, found.restore_ns) + 1
+        assert found.covered_ns >= found.idle_ns >= 0
+    shares = [*(g.shares for g in gpu.prefills), *(w.shares for w in gpu.windows)]
+    known = [each for s in shares for each in vars(s).values() if each is not None]
+    assert all(0 <= each.low <= each.mid <= each.high <= 1 for each in known)

@@ -1,10 +1,12 @@
 """When the GPU's findings fire, how gravely, and on whose devices."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.findings import detect_all
-from tests.findings.gpus import gpu, starvation, throttling
+from tests.findings.gpus import FACTS, gpu, starvation, throttling
 from tests.findings.ledgers import healthy
 
 
@@ -25,6 +27,19 @@ def test_a_device_that_may_serve_somebody_else_counts_only_where_it_is_the_only_
     unsure = gpu(starvation=starvation(41, 0.3), follows_prefills=None)
     assert found(healthy(gpus=(unsure,)))
     assert not found(healthy(gpus=(unsure, unsure)))
+
+
+def test_gpus_that_share_a_model_are_one_finding_with_their_sum() -> None:
+    half = replace(FACTS, index=5)
+    made = healthy(
+        gpus=(gpu(starvation=starvation(41, 0.3)), gpu(starvation=starvation(41, 0.1), facts=half))
+    )
+    (finding,) = detect_all(made)
+    assert finding.subject == "GPU 0, 5"
+    told = {e.metric: e.value for e in finding.evidence}
+    assert told["share of time idle while a restore was in flight"] == pytest.approx(0.2)
+    assert told["GPU time idle meanwhile, sum"] == pytest.approx(0.4 * 41e9)
+    assert told["time with a restore in flight"] == pytest.approx(0.3 * 41e9)
 
 
 @pytest.mark.parametrize(

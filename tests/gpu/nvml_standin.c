@@ -304,7 +304,18 @@ NUMBER(unsigned, nvmlDeviceGetMaxPcieLinkWidth, "pcie_lanes")
 NUMBER(unsigned long long, nvmlDeviceGetCurrentClocksThrottleReasons, "clock_events")
 #ifndef OLD_DRIVER
 NUMBER(unsigned long long, nvmlDeviceGetCurrentClocksEventReasons, "clock_events")
+NUMBER(unsigned, nvmlDeviceGetNumGpuCores, "cores")
 #endif
+
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor)
+{
+	BEGIN(handle);
+	if (!has(device, "capability"))
+		return NOT_SUPPORTED;
+	*major = (int)value_of(device, "capability") / 10;
+	*minor = (int)value_of(device, "capability") % 10;
+	return OK;
+}
 
 int nvmlDeviceGetPciInfo_v3(void *handle, char *out)
 {
@@ -315,7 +326,10 @@ int nvmlDeviceGetPciInfo_v3(void *handle, char *out)
 int nvmlDeviceGetMaxClockInfo(void *handle, int domain, unsigned *out)
 {
 	BEGIN(handle);
-	*out = (unsigned)value_of(device, domain == 2 ? "max_memory_mhz" : "max_sm_mhz");
+	const char *key = domain == 2 ? "max_memory_mhz" : domain == 1 ? "max_sm_mhz" : "";
+	if (!has(device, key))
+		return NOT_SUPPORTED;
+	*out = (unsigned)value_of(device, key);
 	return OK;
 }
 int nvmlDeviceGetClockInfo(void *handle, int domain, unsigned *out)

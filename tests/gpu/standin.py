@@ -54,7 +54,8 @@ class Script:
             )
         for key, number in (
             ("gpm", int(self.gpm)), ("bus_bits", 5120), ("max_memory_mhz", 2619),
-            ("memory_mhz", 2619), ("sm_mhz", 1755), ("power_mw", 312_345),
+            ("memory_mhz", 2619), ("sm_mhz", 1755), ("max_sm_mhz", 1980), ("cores", 16896),
+            ("capability", 90), ("power_mw", 312_345),
             ("power_limit_mw", 700_000), ("pcie_generation", 5), ("pcie_lanes", 16),
             ("clock_events", 0), ("memory_total", 85_520_809_984), ("memory_used", 61_000_000_007),
             ("ecc_corrected", 13), ("ecc_uncorrected", 2), ("mig", 0),

@@ -99,7 +99,8 @@ def test_doctor_says_what_is_sampled_and_what_is_not(driver: Path, tmp_path: Pat
     (found,) = (f for f in json.loads(done.stdout)["features"] if f["group"] == "GPU")
     assert found["name"] == "GPU 0"
     assert "NVIDIA H100 80GB HBM3, 79.6 GiB, memory peak 3.05 TiB/s" in found["why"]
-    assert "driver 570.86.15" in found["why"]
+    # 16,896 cores x 1980 MHz x 32 operations.
+    assert "16-bit peak 1071 TFLOPS, driver 570.86.15" in found["why"]
     assert "power: the driver denies it to this user" in found["effect"]
     assert found["fix"].startswith("run as root")
 

@@ -57,7 +57,8 @@ def test_cells_of_an_axis_are_equal_times() -> None:
 @given(st.lists(st.floats(0.1, 9), min_size=1, max_size=50), st.integers(1, 70))
 def test_an_axis_loses_no_peak_and_has_no_gap(lengths: list[float], width: int) -> None:
     ends = np.cumsum(lengths)
-    spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
+    # Each begins where the one before ends: end less length rounds, and would leave gaps.
+    spans = list(zip([0.0, *ends[:-1].tolist()], ends.tolist(), strict=True))
     values = list(range(1, len(spans) + 1))
     shown = bars.on_axis(spans, values, 0, float(ends[-1]), width)
     assert len(shown) == width and None not in shown

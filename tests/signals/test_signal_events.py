@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvprobe.adapter import SignalBatch
+from kvprobe.arithmetic import ModelArithmetic
 from kvprobe.engines import engines
 from kvprobe.model import EngineFacts
 from kvprobe.schema import REQUESTS, UNKNOWN
@@ -165,6 +166,51 @@ def test_bad_counts_and_facts_are_unknown_not_zero(tmp_path: Path) -> None:
     engine = polled.engine
     assert engine is not None
     assert (engine.unit_tokens, engine.unit_bytes, engine.direct, engine.model) == (None,) * 4
+
+
+ARITHMETIC: dict[str, Any] = {
+    "linear_flops_per_token": 101,
+    "attention_flops_per_pair": 103,
+    "head_flops": 107,
+    "weight_bytes": 109,
+    "kv_bytes_per_token": 113,
+}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"devices": 2, "item_bits": 8, "tokens_per_pass": 127, "source": "a config.json"}]
+)
+def test_an_engine_tells_its_arithmetic(tmp_path: Path, more: dict[str, Any]) -> None:
+    told = ARITHMETIC | more
+    polled, _ = read(tmp_path, text(ENGINE | {"arithmetic": told | {"newer": [1]}}))
+    assert polled.engine is not None
+    assert polled.engine.arithmetic == ModelArithmetic(**told)
+    nothing_more = dict.fromkeys(("tokens_per_pass", "devices", "source"))
+    polled, _ = read(tmp_path, text(ENGINE | {"arithmetic": ARITHMETIC | nothing_more}))
+    assert polled.engine is not None
+    assert polled.engine.arithmetic == ModelArithmetic(**ARITHMETIC)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        7,
+        [],
+        {},
+        "llama",
+        *({k: v for k, v in ARITHMETIC.items() if k != missing} for missing in ARITHMETIC),
+        *(ARITHMETIC | {"weight_bytes": odd} for odd in ("109", 1.5, True, 0, -1, 1 << 60, None)),
+        ARITHMETIC | {"devices": 0},
+        ARITHMETIC | {"tokens_per_pass": "all"},
+        ARITHMETIC | {"source": 7},
+    ],
+)
+def test_arithmetic_that_is_none_is_unknown(tmp_path: Path, odd: Any) -> None:
+    polled, _ = read(tmp_path, text(ENGINE | {"arithmetic": odd}))
+    assert (polled.understood, polled.ignored) == (1, 0)
+    assert polled.engine is not None and polled.engine.arithmetic is None
+    assert polled.engine.unit_tokens == 16
 
 
 def test_the_first_of_two_equal_events_counts(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from kvprobe.engines import vllm
+from kvprobe.signals.events import EventSignal
 from kvprobe.workload.prefill import PrefillCost
 from kvprobe.workload.prompts import Synthetic
-from kvprobe.workload.run import Config
+from kvprobe.workload.run import Config, run_workload
+from kvprobe.workload.shapes import preset
 
 from .conftest import REQUESTS, UNIT_TOKENS, Ran, Run
 
@@ -226,3 +228,17 @@ def test_damaged_chunks_are_seen_and_computed_again(run: Run, config: Config, fo
     assert again.summary["corrupt_reads"] == with_swapped > 1
     assert again.summary["failed_reads"] == with_short > 1
     assert again.requests["req-0"]["storage_hit_tokens"] == 5 * UNIT_TOKENS
+
+
+@pytest.mark.parametrize("name", ["tiny", "custom"])
+def test_the_engine_tells_the_arithmetic_of_its_model(
+    config: Config, tmp_path: Path, name: str
+) -> None:
+    shape = preset(name, layers=3, kv_heads=2, head_dim=64)
+    events = str(tmp_path / "events.jsonl")
+    chosen = replace(config, shape=shape, unit_tokens=16, events=events, warm_only=True)
+    run_workload(chosen, lambda *_: None)
+    engine = EventSignal(events).close().engine
+    assert engine is not None and engine.bytes_per_token == shape.stored_bytes_per_token
+    assert engine.arithmetic == shape.arithmetic
+    assert (engine.arithmetic is None) == (name == "custom")

@@ -75,3 +75,47 @@ def test_direct_alignment_is_explained() -> None:
     with pytest.raises(KvprobeError) as caught:
         check_alignment(1, 4099)
     assert "--unit-tokens 4096" in caught.value.hint
+
+
+# Published: parameters in all, and active ones of a mixture of experts (model cards; DeepSeek-V3
+# counts 36.6 B without the embedding). Those of the dense models are the sums of their tensors.
+PARAMETERS = {
+    "llama-3.1-8b": (8_030_261_248, None, 4096, 65 * 4096),
+    "llama-3-70b": (70_553_706_496, None, 8192, 161 * 8192),
+    "qwen3-32b": (32_762_123_264, None, 5120, 129 * 5120 + 64 * 2 * 128),
+    "deepseek-v3": (671e9, 36.6e9, 7168, 0),
+    "moe-480b-tp8": (480e9, 35e9, 6144, 0),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_arithmetic_has_the_weights_that_are_published(name: str) -> None:
+    shape, (total, active, hidden, norms) = PRESETS[name], PARAMETERS[name]
+    found = shape.arithmetic
+    assert found is not None and found.source == shape.source
+    embedding = hidden * shape.config["vocab_size"]
+    used = found.linear_flops_per_token // 2 + found.head_flops // 2
+    if active is None:
+        assert used + embedding + norms == total
+        assert found.weight_bytes == 2 * used
+    else:
+        assert used == pytest.approx(active, rel=0.02)
+        item = 1 if name == "deepseek-v3" else 2
+        assert found.weight_bytes / item + embedding == pytest.approx(total, rel=0.005)
+    assert found.item_bits == (8 if name == "deepseek-v3" else 16)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_the_arithmetic_has_the_shape_s_cache_and_ranks(name: str) -> None:
+    shape = preset(name, tp=16, dtype="fp8", layers=7)
+    found = shape.arithmetic
+    assert found is not None and found.devices == 16
+    assert found.kv_bytes_per_token == shape.rank_bytes_per_token * 16
+    whole = PRESETS[name].arithmetic
+    assert whole is not None
+    per_layer = whole.attention_flops_per_pair / PRESETS[name].layers
+    assert found.attention_flops_per_pair == 7 * per_layer
+
+
+def test_of_a_custom_shape_only_the_cache_is_known() -> None:
+    assert preset("custom", layers=3, kv_heads=5, head_dim=7).arithmetic is None

@@ -11,6 +11,7 @@ from kvprobe.correlator.gpu.account import gpu_accounts
 from kvprobe.correlator.gpu.ledger import GpuAccount
 from kvprobe.correlator.gpu.prefilling import Prefills, follows, groups, prefills
 from kvprobe.correlator.gpu.roofline import ceiling, of_group, rooflines
+from kvprobe.correlator.gpu.sense import sensible
 from kvprobe.correlator.gpu.stretches import stretches
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.model import EngineFacts, Frame, GpuSampling
@@ -26,10 +27,12 @@ def with_gpus(ledger: Ledger, frame: Frame, sampling: GpuSampling | None) -> Led
         sampling: the devices.
     """
     ran = prefills(ledger.accounts)
+    frame, senseless = sensible(frame) if frame else (frame, 0)
     found = []
     for gpu in gpu_accounts(frame, sampling):
         instance = UNKNOWN if gpu.instance is None else gpu.instance
         mine = (frame["gpu"] == gpu.facts.index) & (frame["instance"] == instance)
+        gpu = replace(gpu, senseless_values=senseless)
         found.append(_against_requests(gpu, select(frame, mine), ran, ledger))
     serving = serves(found, ledger.engine)
     if not serving:

@@ -201,3 +201,5 @@ class GpuAccount:
     prefills: tuple[PrefillGroup, ...] = ()
     windows: tuple[BoundWindow, ...] = ()
     throttling: Throttling | None = None
+    senseless_values: int = 0
+    """Values of all devices that could not be true and were left out."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvprobe.correlator.gpu.ledger import RestoreCopy, Starvation
-from kvprobe.correlator.gpu.stretches import Ints, Stretches, Windows, draws
+from kvprobe.correlator.gpu.stretches import Ints, Stretches, Windows, draws, in_blocks
 from kvprobe.correlator.intervals import clip, intersection, length, union
 from kvprobe.correlator.ledger import Account
 
@@ -118,12 +118,20 @@ def _received(received: Stretches, covered: Ints) -> tuple[float, float, float]:
     length_ns = received.length_ns
     meets = covered > 0
     sizes = received.value * length_ns / 1e9
-    beside = np.where(meets, length_ns - covered, 0) / 1e9
-    clear_s = np.where(meets, 0, length_ns) / 1e9
-    counts = np.vstack([np.ones(len(received)), draws(len(received))])
-    clear = counts @ clear_s
-    rate = np.divide(counts @ np.where(meets, 0, sizes), clear, out=0 * clear, where=clear > 0)
-    found = np.maximum(counts @ np.where(meets, sizes, 0) - rate * (counts @ beside), 0)
+    sums = in_blocks(
+        np.stack(
+            [
+                np.where(meets, sizes, 0),
+                np.where(meets, 0, sizes),
+                np.where(meets, 0, length_ns) / 1e9,
+                np.where(meets, length_ns - covered, 0) / 1e9,
+            ],
+            axis=1,
+        )
+    )
+    inside, clear, clear_s, beside_s = (draws(len(sums)) @ sums).T
+    rate = np.divide(clear, clear_s, out=np.zeros_like(clear), where=clear_s > 0)
+    found = np.maximum(inside - rate * beside_s, 0)
     low, high = np.quantile(found[1:], [0.05, 0.95])
     size = float(found[0])
     return size, min(size, float(low)), max(size, float(high))

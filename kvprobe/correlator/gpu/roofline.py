@@ -31,7 +31,7 @@ class Ceiling:
         flops = self.arithmetic.prefill_flops(new, context)
         size = self.arithmetic.prefill_bytes(new, context)
         least, limit = None, None
-        if self.flops_per_s and self.bytes_per_s:
+        if self.flops_per_s and self.bytes_per_s and size is not None:
             compute, memory = flops / self.flops_per_s * 1e9, size / self.bytes_per_s * 1e9
             least, limit = max((compute, "compute"), (memory, "hbm"))
         share = least / took_ns if least is not None and took_ns > 0 else None

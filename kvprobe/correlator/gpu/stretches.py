@@ -83,9 +83,9 @@ def means_by_kind(
     weight = samples.length_ns / samples.length_ns.mean()
     weighted = parts * weight[:, None]
     # The normal equations are sums over samples, so a draw is a product with its counts.
-    squares = np.einsum("ni,nj->nij", weighted, parts).reshape(n, -1)
-    products = weighted * samples.value[:, None]
-    counts = np.vstack([np.ones(n), draws(n)])
+    squares = in_blocks(np.einsum("ni,nj->nij", weighted, parts).reshape(n, -1))
+    products = in_blocks(weighted * samples.value[:, None])
+    counts = draws(len(squares))
     left = (counts @ squares).reshape(-1, kinds, kinds)
     right = (counts @ products)[:, :, None]
     solved = (np.linalg.pinv(left, hermitian=True) @ right)[:, :, 0]
@@ -104,13 +104,18 @@ def means_by_kind(
     )
 
 
-def draws(n: int) -> Floats:
-    """How often each of ``n`` samples is in each of ``DRAWS`` draws, shape (DRAWS, n).
+def in_blocks(values: Floats) -> Floats:
+    """Sums over blocks of neighbouring samples, along the first axis; few have shorter blocks."""
+    size = min(BLOCK, max(1, len(values) // 4))
+    found: Floats = np.add.reduceat(values, np.arange(0, len(values), size))
+    return found
 
-    Seeded, so that a report repeats itself.
+
+def draws(blocks: int) -> Floats:
+    """How often each block is in each of ``DRAWS`` draws, after a first row of ones.
+
+    Shape (1 + DRAWS, blocks). Seeded, so that a report repeats itself.
     """
-    size = min(BLOCK, max(1, n // 4))
-    blocks = -(-n // size)
-    picked = np.random.default_rng(n).integers(0, n, (DRAWS, blocks))
-    places = (picked[:, :, None] + np.arange(size)).reshape(DRAWS, -1)[:, :n] % n
-    return np.stack([np.bincount(row, minlength=n) for row in places]).astype(np.float64)
+    picked = np.random.default_rng(blocks).integers(0, blocks, (DRAWS, blocks))
+    drawn = [np.bincount(row, minlength=blocks) for row in picked]
+    return np.vstack([np.ones(blocks), *drawn])

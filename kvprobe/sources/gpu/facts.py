@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from kvprobe.model import GpuFacts
 from kvprobe.sources.gpu import gpm
+from kvprobe.sources.gpu.peaks import pcie_bytes_per_s, peak_bytes_per_s, peak_flops_per_s
 from kvprobe.sources.gpu.reasons import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Remedy, reason_of
 
 T = TypeVar("T")
@@ -18,26 +19,35 @@ def facts_of(nvml: Any, handle: Any, index: int) -> GpuFacts:
     Raises:
         pynvml.NVMLError: the device is lost, or the driver is.
     """
-    clock_mhz = _known(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
+    memory_hz = _clock_hz(nvml, handle, nvml.NVML_CLOCK_MEM)
+    sm_hz = _clock_hz(nvml, handle, nvml.NVML_CLOCK_SM)
+    cores = _known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle))
     bits = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle))
     memory = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    generation = _known(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
+    lanes = _known(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
     limit_mw = _known(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     pci = _known(nvml, lambda: nvml.nvmlDeviceGetPciInfo(handle))
     mig = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
     divided = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    clock_hz = None if clock_mhz is None else clock_mhz * 1_000_000
+    name = _text(nvml.nvmlDeviceGetName(handle)) or "unknown"
+    capability = _capability(nvml, handle)
     return GpuFacts(
         index=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)) or "unknown",
+        name=name,
         uuid=uuid_of(nvml, handle),
         serial=_text(_known(nvml, lambda: nvml.nvmlDeviceGetSerial(handle))),
         pci_address=None if pci is None else _text(pci.busId),
         memory_bytes=None if memory is None else int(memory.total),
         memory_bus_bits=bits,
-        memory_clock_hz=clock_hz,
-        peak_bytes_per_s=peak_bytes_per_s(clock_hz, bits),
-        pcie_generation=_known(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
-        pcie_lanes=_known(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+        memory_clock_hz=memory_hz,
+        peak_bytes_per_s=peak_bytes_per_s(memory_hz, bits),
+        peak_flops_per_s=peak_flops_per_s(name, capability, cores, sm_hz),
+        compute_capability=capability,
+        sm_clock_hz=sm_hz,
+        pcie_bytes_per_s=pcie_bytes_per_s(generation, lanes),
+        pcie_generation=generation,
+        pcie_lanes=lanes,
         power_limit_watts=None if limit_mw is None else limit_mw / 1000,
         mig=None if mig is None else divided,
         instances=_instances(nvml, handle) if divided else (),
@@ -54,21 +64,20 @@ def uuid_of(nvml: Any, handle: Any) -> str | None:
     return _text(_known(nvml, lambda: nvml.nvmlDeviceGetUUID(handle)))
 
 
-def peak_bytes_per_s(clock_hz: int | None, bus_bits: int | None) -> float | None:
-    """The most that device memory could move: clock x 2 x bus width in bytes.
-
-    Twice, as HBM and GDDR transfer on both edges of the clock that NVML tells. CUDA C++ Best
-    Practices Guide, "Theoretical Bandwidth Calculation": a V100 with 877 MHz and 4096 bits has
-    898 GB/s.
-    """
-    if not clock_hz or not bus_bits:
-        return None
-    return clock_hz * 2 * bus_bits / 8
-
-
 def version(nvml: Any, question: str) -> str | None:
     """``Driver`` or ``NVML`` version; None where it is not told."""
     return _text(_known(nvml, getattr(nvml, f"nvmlSystemGet{question}Version")))
+
+
+def _clock_hz(nvml: Any, handle: Any, domain: int) -> int | None:
+    """The highest clock of a domain."""
+    mhz = _known(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, domain))
+    return mhz * 1_000_000 if mhz else None
+
+
+def _capability(nvml: Any, handle: Any) -> str | None:
+    found = _known(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    return None if found is None else f"{found[0]}.{found[1]}"
 
 
 def _has_gpm(nvml: Any, handle: Any) -> bool:
