@@ -51,7 +51,7 @@ def correlated(tables: FixedTables, ops: Frame) -> Ledger:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["one reader", "four, in pieces"])
 @pytest.mark.parametrize("compat", [False, True], ids=["native", "compat"])
-def test_restores_are_those_of_the_engine_s_own_reads(shape: dict[str, int], compat: bool) -> None:
+def test_restores_are_those_of_the_engine_s_own_reads(shape: dict[str, Any], compat: bool) -> None:
     node = Node(3, 4, requests=67, **shape).run()
     tables = node.capture(reads_in_flight=shape["fan_out"])
     plain = correlated(tables, tables.frame("ops"))
