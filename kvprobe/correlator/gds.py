@@ -133,12 +133,12 @@ def layers(every: Frame) -> Layers:
     counts_for = np.where(top, np.cumsum(top) - 1, -1)
     inner = np.flatnonzero(below >= 0)
     counts_for[inner] = counts_for[below[inner]]
-    if top.all():
+    calls = np.isin(every["kind"], CUFILE_CALLS)
+    if top.all() and not calls.any():
         return Layers(every, every, counts_for, below)
     # Whatever the file was opened with, only what the library reads itself passes the page cache.
     buffered = np.zeros(count, bool)
     buffered[below[inner[every["direct"][inner] == 0]]] = True
-    calls = np.isin(every["kind"], CUFILE_CALLS)
     direct = np.where(calls, ~buffered, every["direct"])
     return Layers(every, select({**every, "direct": direct}, top), counts_for, below)
 

@@ -82,6 +82,11 @@ def test_calls_on_one_file_at_once_keep_their_own() -> None:
     assert made.below[31:].tolist() == list(range(31))
 
 
+def test_a_call_without_system_calls_passes_no_page_cache() -> None:
+    made = gds.layers(frame("ops", [call(1, 2, direct=0), op(3, 4, direct=0)]))
+    assert made.ops["direct"].tolist() == [1, 0]
+
+
 def test_without_cufile_nothing_changes() -> None:
     plain = frame("ops", [op(1, 2), op(3, 4, kind=OpKind.WRITE)])
     made = gds.layers(plain)
