@@ -159,6 +159,7 @@ def assemble(
         "read_ahead": asdict(ledger.read_ahead) if ledger.read_ahead else None,
         "devices": [_device(device) for device in ledger.devices],
         "gpus": [asdict(gpu) for gpu in ledger.gpus],
+        "gds": asdict(ledger.gds) if ledger.gds else None,
         "findings": [asdict(finding) for finding in findings],
         "proposals": [asdict(proposal) for proposal in proposals],
     }
@@ -189,6 +190,7 @@ def _capture(manifest: Manifest, ledger: Ledger) -> Document:
             *notes.outages(ledger),
             *manifest.notes,
             *notes.gpus(manifest.gpu),
+            *notes.gpu_direct(ledger.gds),
             *notes.left_out(ledger),
             *notes.compared(ledger),
         ],

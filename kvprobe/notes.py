@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvprobe import units
+from kvprobe.correlator.gds import GpuDirect
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.model import GpuSampling
 from kvprobe.sources.nvme import short_address
@@ -30,7 +31,10 @@ def left_out(ledger: Ledger) -> list[str]:
             "what was read, and when: OpenTelemetry spans of the engine would tell"
         )
     if any(a.restore and a.restore.device_ns is None for a in ledger.accounts):
-        said.append("block rows of KV reads were filtered out: where restores waited is unknown")
+        why = (
+            "filtered out" if not _unseen(ledger.gds) else "missing, as GPUDirect Storage has none"
+        )
+        said.append(f"block rows of KV reads were {why}: where restores waited is unknown")
     return said
 
 
@@ -86,3 +90,33 @@ def gpus(sampling: GpuSampling | None) -> tuple[str, ...]:
         return ()
     blind = sampling.why_none if sampling.expected else None
     return (*sampling.notes, *([f"GPUs were not sampled: {blind}"] if blind else []))
+
+
+def gpu_direct(found: GpuDirect | None) -> list[str]:
+    """What of GPUDirect Storage was not seen, one sentence each."""
+    if found is None:
+        return []
+    said = []
+    for name, side in (("reads", found.reads), ("writes", found.writes)):
+        if side.unseen_bytes:
+            said.append(
+                f"{units.size(side.unseen_bytes)} of {units.size(side.bytes)} of cuFile {name} had "
+                "neither a system call nor a block request: GPUDirect Storage took them past both, "
+                "and the figures of devices lack them"
+            )
+        if side.nameless_calls:
+            said.append(
+                f"{side.nameless_calls:,} cuFile {name} of {units.size(side.nameless_bytes)} have "
+                "no file: their handles are older than the recording. Record from before the "
+                "engine starts"
+            )
+        if side.handed_over:
+            said.append(
+                f"{side.handed_over:,} cuFile {name} of {units.size(side.handed_over_bytes)} went "
+                "through streams or batches: they are counted when handed over, and not timed"
+            )
+    return said
+
+
+def _unseen(found: GpuDirect | None) -> bool:
+    return found is not None and bool(found.reads.unseen_bytes)

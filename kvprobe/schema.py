@@ -35,6 +35,10 @@ class OpKind(IntEnum):
     PREADV2 = 5
     URING_READ = 16
     LIBAIO_READ = 32
+    CUFILE_READ = 48
+    CUFILE_READ_ASYNC = 49
+    CUFILE_READ_BATCH = 50
+    CUFILE_READ_DONE = 51
     WRITE = 65
     PWRITE64 = 66
     WRITEV = 67
@@ -42,11 +46,31 @@ class OpKind(IntEnum):
     PWRITEV2 = 69
     URING_WRITE = 80
     LIBAIO_WRITE = 96
+    CUFILE_WRITE = 112
+    CUFILE_WRITE_ASYNC = 113
+    CUFILE_WRITE_BATCH = 114
+    CUFILE_WRITE_DONE = 115
 
     @property
     def is_write(self) -> bool:
         """Whether bytes go to storage."""
         return self >= OpKind.WRITE
+
+
+CUFILE_CALLS = (
+    OpKind.CUFILE_READ,
+    OpKind.CUFILE_READ_DONE,
+    OpKind.CUFILE_WRITE,
+    OpKind.CUFILE_WRITE_DONE,
+)
+"""Transfers of libcufile from their beginning to their end; DONE are those of batches."""
+CUFILE_HANDED_OVER = (
+    OpKind.CUFILE_READ_ASYNC,
+    OpKind.CUFILE_READ_BATCH,
+    OpKind.CUFILE_WRITE_ASYNC,
+    OpKind.CUFILE_WRITE_BATCH,
+)
+"""Their submission only: it transfers nothing. Of a batch a DONE row may follow."""
 
 
 class LookupKind(IntEnum):

@@ -18,6 +18,8 @@
  *   SYSCALL_EXIT(program, call, call ..) { .. SYSCALL_RESULT .. }
  *   FUNCTION_ENTER(program, function) { .. FUNCTION_ARG(n) .. }      kprobe, n from 0 to 5
  *   FUNCTION_EXIT(program, function) { .. FUNCTION_RESULT .. }       kretprobe
+ *   LIBRARY_ENTER(program, function, function ..)   the same for functions that the probe's library
+ *   LIBRARY_EXIT(program, function, function ..)    exports: uprobe and uretprobe
  *
  * The tracepoint or function of a module names it last: RAW_HOOK(program, event, module). Such a
  * hook is left out where the module is not loaded. A kernel may have no function probes, and a
@@ -103,6 +105,8 @@ static long (*kv_probe_read_user_str)(void *to, u32 size, const void *from) = (v
 #define SYSCALL_RESULT ((s64)ctx[2])
 #define FUNCTION_ENTER(program, ...) int program(struct pt_regs *ctx)
 #define FUNCTION_EXIT(program, ...) int program(struct pt_regs *ctx)
+#define LIBRARY_ENTER(program, ...) int program(struct pt_regs *ctx)
+#define LIBRARY_EXIT(program, ...) int program(struct pt_regs *ctx)
 #define FUNCTION_ARG(n) KV_ARGUMENT_##n
 #define FUNCTION_RESULT ((u64)PT_REGS_RC(ctx))
 #define KV_ARGUMENT_0 ((u64)PT_REGS_PARM1(ctx))
@@ -237,6 +241,8 @@ struct user_pt_regs { /* arm64: how its struct pt_regs begins */
 	SEC("kprobe/" #function) int program(struct pt_regs *ctx)
 #define FUNCTION_EXIT(program, function, ...)                                                  \
 	SEC("kretprobe/" #function) int program(struct pt_regs *ctx)
+#define LIBRARY_ENTER(program, ...) SEC("uprobe") int program(struct pt_regs *ctx)
+#define LIBRARY_EXIT(program, ...) SEC("uretprobe") int program(struct pt_regs *ctx)
 #define FUNCTION_ARG(n) KV_REGISTER(n, KV_ARGUMENT_##n)
 #define FUNCTION_RESULT KV_REGISTER(0, ax)
 /* The compiler must not make one load of two: the verifier wants constant offsets from ctx. */

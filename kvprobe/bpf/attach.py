@@ -33,6 +33,8 @@ _PERF_ATTR = struct.Struct("=IIQQQQQIIQQ")
 read_format, flags, wakeup_events, bp_type, config1, config2."""
 FUNCTION_EVENTS = Path("/sys/bus/event_source/devices/kprobe")
 """How perf knows function probes; absent where the kernel has none."""
+LIBRARY_EVENTS = FUNCTION_EVENTS.parent / "uprobe"
+"""The same for probes in user space."""
 _CLOSING_THREADS = 32
 
 
@@ -103,6 +105,26 @@ def attach_function(program: int, name: str, on_return: bool) -> int:
         raise _refused(f"function {name}", error) from error
 
 
+def attach_library(program: int, path: str, offset: int, on_return: bool) -> int:
+    """Attach to a function of a shared library, in every process that runs it now or later.
+
+    Args:
+        program: its descriptor.
+        path: of the library's file; only its inode counts.
+        offset: of the function in the file.
+        on_return: whether at its return.
+
+    Raises:
+        KvprobeError: the file is gone, or the kernel has no probes in user space.
+    """
+    text = ctypes.create_string_buffer(os.fsencode(path))
+    try:
+        event = _probe_event(LIBRARY_EVENTS, on_return, ctypes.addressof(text), offset)
+        return _run_at(event, program)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
 def traceable(names: Iterable[str]) -> frozenset[str]:
     """Those kernel functions at which a program could be attached now; found by trying."""
     events = {}
@@ -124,15 +146,19 @@ def detach(descriptors: Iterable[int]) -> None:
 
 def _function_event(name: str, on_return: bool) -> int:
     """Descriptor of a perf event that nothing reads yet."""
-    number = int((FUNCTION_EVENTS / "type").read_text())
-    bit = int((FUNCTION_EVENTS / "format/retprobe").read_text().removeprefix("config:"))
     text = ctypes.create_string_buffer(name.encode())
-    return _perf_event(number, on_return << bit, ctypes.addressof(text))
+    return _probe_event(FUNCTION_EVENTS, on_return, ctypes.addressof(text), 0)
 
 
-def _perf_event(kind: int, config: int, config1: int = 0) -> int:
+def _probe_event(events: Path, on_return: bool, place: int, offset: int) -> int:
+    number = int((events / "type").read_text())
+    bit = int((events / "format/retprobe").read_text().removeprefix("config:"))
+    return _perf_event(number, on_return << bit, place, offset)
+
+
+def _perf_event(kind: int, config: int, config1: int = 0, config2: int = 0) -> int:
     attribute = ctypes.create_string_buffer(
-        _PERF_ATTR.pack(kind, _PERF_ATTR.size, config, 1, 0, 0, 0, 1, 0, config1, 0)
+        _PERF_ATTR.pack(kind, _PERF_ATTR.size, config, 1, 0, 0, 0, 1, 0, config1, config2)
     )
     # The program sees every task on every CPU, whichever CPU the event is opened on.
     return _syscall(1, attribute, -1, 0, -1, _PERF_FLAG_FD_CLOEXEC)

@@ -29,7 +29,10 @@ DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 COMPILE_TIMEOUT_SECONDS = 300.0
 """A compile takes a fraction of a second; under full machine emulation, half a minute."""
 
-_PROGRAM_TYPES = {"raw": 17, "sys_enter": 5, "sys_exit": 5, "enter": 2, "exit": 2}
+_KPROBE = 2
+"""The type of all programs that the kernel hands a set of registers."""
+_PROGRAM_TYPES = {"raw": 17, "sys_enter": 5, "sys_exit": 5, "enter": _KPROBE, "exit": _KPROBE}
+_PROGRAM_TYPES |= {"library_enter": _KPROBE, "library_exit": _KPROBE}
 _NO_SUCH_FIELD = 195896080
 """A helper that does not exist. Like libbpf, kvprobe puts a call of it where a program uses a field
 that this kernel lacks: the verifier refuses the program only if that place can be reached."""

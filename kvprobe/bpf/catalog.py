@@ -12,6 +12,7 @@ from kvprobe import content, schema
 from kvprobe.errors import KvprobeError
 
 _KEYS = {"summary", "table", "ring_bytes", "optional", "hides", "notes", "needs", "instead", "uses"}
+_KEYS |= {"library"}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class Probe:
     lacks it. Events in ``optional`` may be absent without a word: old names, other architectures.
     Where the kernel module ``needs`` is absent, the probe has nothing to see and is left out.
     ``instead`` names, per event or function, the one that does its work where it is missing, and
-    that is not used where it is there. A probe works only beside those it ``uses``.
+    that is not used where it is there. A probe works only beside those it ``uses``. The functions
+    of its ``LIBRARY_`` hooks are those of the shared library ``library``, any version of it; where
+    there is none, the probe is left out as well.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Probe:
     needs: str = ""
     instead: dict[str, str] = field(default_factory=dict)
     uses: tuple[str, ...] = ()
+    library: str = ""
 
 
 def available() -> dict[str, Probe]:
@@ -97,6 +101,7 @@ def _read(name: str, path: Path, source: Path) -> Probe:
         str(data.get("needs", "")),
         _texts(data.get("instead", {})),
         tuple(data.get("uses", ())),
+        str(data.get("library", "")),
     )
 
 

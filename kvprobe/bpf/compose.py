@@ -24,7 +24,7 @@ FILTERS = "filters"
 _INCLUDE = re.compile(r'^#include "([\w.]+\.bpf\.h)"$', re.M)
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _HOOK = re.compile(
-    r"^(RAW_HOOK|SYSCALL_ENTER|SYSCALL_EXIT|FUNCTION_ENTER|FUNCTION_EXIT)\((\w+),([\w,\s]+)\)", re.M
+    r"^(RAW_HOOK|(?:SYSCALL|FUNCTION|LIBRARY)_(?:ENTER|EXIT))\((\w+),([\w,\s]+)\)", re.M
 )
 _MAP = re.compile(r"^(HASH|LRU_HASH|ARRAY|PER_CPU_ARRAY|RING)\(([^()]*)\);$", re.M)
 _FIELD = re.compile(
@@ -39,6 +39,8 @@ _HOOK_KINDS = {
     "SYSCALL_EXIT": "sys_exit",
     "FUNCTION_ENTER": "enter",
     "FUNCTION_EXIT": "exit",
+    "LIBRARY_ENTER": "library_enter",
+    "LIBRARY_EXIT": "library_exit",
 }
 _MAP_ARGUMENTS = {"HASH": 4, "LRU_HASH": 4, "ARRAY": 3, "PER_CPU_ARRAY": 3, "RING": 1}
 
@@ -49,8 +51,8 @@ class Hook:
 
     name: str
     kind: str
-    """``raw`` (kernel tracepoint), ``sys_enter``, ``sys_exit``, or ``enter`` and ``exit`` of a
-    kernel function."""
+    """``raw`` (kernel tracepoint), ``sys_enter``, ``sys_exit``, ``enter`` and ``exit`` of a kernel
+    function, ``library_enter`` and ``library_exit`` of one that the probe's library exports."""
     event: str
     probe: str
     module: str = ""
@@ -59,14 +61,24 @@ class Hook:
     @property
     def label(self) -> str:
         """The place as a person would write it."""
-        if self.is_function:
-            return f"{self.event}()" if self.kind == "enter" else f"return of {self.event}()"
+        if self.is_function or self.is_library:
+            return f"return of {self.event}()" if self.is_return else f"{self.event}()"
         return self.event if self.kind == "raw" else f"{self.kind}_{self.event}"
 
     @property
     def is_function(self) -> bool:
         """Whether it takes a function probe (kprobe)."""
         return self.kind in ("enter", "exit")
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it takes a probe in user space (uprobe)."""
+        return self.kind in ("library_enter", "library_exit")
+
+    @property
+    def is_return(self) -> bool:
+        """Whether it is the end of a function."""
+        return self.kind in ("exit", "library_exit")
 
 
 @dataclass(frozen=True)
@@ -189,7 +201,7 @@ def _hooks(probe: str, text: str) -> list[Hook]:
     for macro, program, arguments in _HOOK.findall(text):
         words = [word.strip() for word in arguments.split(",")]
         kind = _HOOK_KINDS[macro]
-        if macro.startswith("SYSCALL"):
+        if macro.startswith(("SYSCALL", "LIBRARY")):
             found += [Hook(program, kind, call, probe) for call in words]
         elif len(words) <= 2:
             found.append(Hook(program, kind, words[0], probe, *words[1:]))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvprobe.bpf import attach, tracefs
+from kvprobe.bpf import attach, libraries, tracefs
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.catalog import Probe
 from kvprobe.bpf.compose import FILTERS, Hook, Source
@@ -33,6 +33,7 @@ class Offer:
     missing: tuple[Missing, ...]
     unused: dict[str, frozenset[str]]
     gaps: dict[str, dict[str, Missing]]
+    libraries: dict[str, tuple[libraries.Library, ...]]
 
 
 def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
@@ -47,10 +48,11 @@ def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
     types = KernelTypes(kernel, source.modules)
     hides = {what: effect for probe in chosen.values() for what, effect in probe.hides.items()}
     places = [hook for hook in source.hooks if hook.probe in (*chosen, FILTERS)]
-    existing = _existing(places, types)
+    found = {p.name: libraries.find(p.library) for p in chosen.values() if p.library}
+    existing = _existing(places, types, found)
     unused = {name: _unused(existing, probe) for name, probe in chosen.items()}
     gaps = {name: _gaps(places, existing, chosen[name], unused[name]) for name in chosen}
-    missing = [gap for found in gaps.values() for gap in found.values()]
+    missing = [gap for named in gaps.values() for gap in named.values()]
     missing += [
         _no_event(hook, "") for hook in places if hook.probe == FILTERS and hook not in existing
     ]
@@ -69,18 +71,29 @@ def examine(source: Source, probes: Iterable[Probe], kernel: Btf) -> Offer:
         elif kind == "arguments":
             constants[kind, name] = types.tracepoint_args(name) or 0
     hooks = tuple(h for h in existing if h.event not in unused.get(h.probe, ()))
-    return Offer(hooks, constants, tuple(missing), unused, gaps)
+    return Offer(hooks, constants, tuple(missing), unused, gaps, found)
 
 
 def present(probes: Iterable[Probe]) -> tuple[tuple[Probe, ...], tuple[Missing, ...]]:
     """The probes that have something to see here, and a line for each of the others."""
     here, missing = [], []
     for probe in probes:
-        if is_loaded(probe.needs):
+        gap = no_purpose(probe)
+        if gap is None:
             here.append(probe)
         else:
-            missing.append(_no_module(probe.needs, probe))
+            missing.append(gap)
     return tuple(here), tuple(missing)
+
+
+def no_purpose(probe: Probe) -> Missing | None:
+    """What this machine lacks so that a probe has nothing to see here; None: it may have."""
+    if not is_loaded(probe.needs):
+        return _no_module(probe.needs, probe)
+    if probe.library and not libraries.find(probe.library):
+        effect = probe.hides.get(probe.library, f"what probe {probe.name} sees there")
+        return Missing(f"library {probe.library}", "it is not here", effect)
+    return None
 
 
 def addresses(names: Iterable[str]) -> dict[str, int]:
@@ -114,13 +127,22 @@ def in_initial_pid_namespace() -> bool:
         return False
 
 
-def _existing(hooks: Iterable[Hook], types: KernelTypes) -> tuple[Hook, ...]:
+def _existing(
+    hooks: Iterable[Hook], types: KernelTypes, found: Mapping[str, Sequence[libraries.Library]]
+) -> tuple[Hook, ...]:
     """Those whose event or function is there."""
     functions = attach.traceable({hook.event for hook in hooks if hook.is_function})
-    return tuple(hook for hook in hooks if _is_there(hook, types, functions))
+    exported = {
+        (probe, f) for probe, files in found.items() for lib in files for f in lib.functions
+    }
+    return tuple(hook for hook in hooks if _is_there(hook, types, functions, exported))
 
 
-def _is_there(hook: Hook, types: KernelTypes, functions: frozenset[str]) -> bool:
+def _is_there(
+    hook: Hook, types: KernelTypes, functions: frozenset[str], exported: set[tuple[str, str]]
+) -> bool:
+    if hook.is_library:
+        return (hook.probe, hook.event) in exported and attach.LIBRARY_EVENTS.is_dir()
     if not is_loaded(hook.module):
         return False  # it may be a place in the kernel that only matters where the module is
     if hook.is_function:
@@ -158,7 +180,11 @@ def _gaps(
 
 
 def _no_event(hook: Hook, effect: str) -> Missing:
-    if not hook.is_function:
+    if hook.is_library and attach.LIBRARY_EVENTS.is_dir():
+        what, why = f"function {hook.event}", "this version of the library has no such function"
+    elif hook.is_library:
+        what, why = f"function {hook.event}", "this kernel has no probes in user space"
+    elif not hook.is_function:
         what, why = f"tracepoint {hook.label}", "this kernel has no such event"
     elif attach.FUNCTION_EVENTS.is_dir():
         what, why = f"function {hook.event}", "it cannot be traced in this kernel"

@@ -41,24 +41,26 @@ class ProbeState:
     symbols: tuple[tuple[str, bool], ...]
     gaps: Mapping[str, Missing]
     """What is not here and somebody may miss, by the name of the event, function or module."""
+    absent: Missing | None = None
+    """The module or library without which there is nothing to see."""
 
     @property
     def attaches(self) -> bool:
-        """Whether at least one of its events exists here, or may exist."""
-        return any(exists is not False for _, exists in self.hooks)
+        """Whether it has something to see here and one of its events exists, or may exist."""
+        return self.has_purpose and any(exists is not False for _, exists in self.hooks)
 
     @property
     def has_purpose(self) -> bool:
         """Whether this machine has what the probe is about."""
-        return is_loaded(self.probe.needs)
+        return self.absent is None
 
     @property
     def no_purpose(self) -> str:
         """Why this machine has nothing that the probe is about; empty where it has."""
-        if self.has_purpose:
+        if self.absent is None:
             return ""
-        reason = self.probe.hides.get(self.probe.needs, "it is not needed").split(": ")[-1]
-        return f"module {self.probe.needs} is not loaded: {reason}"
+        reason = self.absent.effect.split(": ")[-1]
+        return f"{self.absent.what} {self.absent.why.removeprefix('it ')}: {reason}"
 
     def is_idle(self, hook: Hook) -> bool:
         """Whether a module that is not loaded is why an event is not there or has no use."""
@@ -106,6 +108,7 @@ def _state(probe: Probe, source: Source, offer: machine.Offer, kernel: Btf) -> P
             for name, gap in offer.gaps[probe.name].items()
             if may_look or any(hook.event == name and hook.kind == "raw" for hook in hooks)
         },
+        machine.no_purpose(probe),
     )
 
 

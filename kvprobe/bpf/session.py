@@ -98,6 +98,7 @@ class Session:
         self._root = root
         self._loaded: Loaded | None = prepared.loaded
         self._hooks = prepared.offer.hooks
+        self._libraries = prepared.offer.libraries
         self._counters = {name: index for index, name in enumerate(prepared.source.counters)}
         self._links: list[int] = []
         self._rings: dict[str, Ring] = {}
@@ -223,7 +224,8 @@ class Session:
         assert self._loaded
         for probe in probes:
             table = schema.TABLES[probe.table]
-            if table.name in self._loaded.maps:  # else none of the probe's events is there
+            # Else none of the probe's events is there; or another probe fills that table as well.
+            if table.name in self._loaded.maps and table.name not in self._rings:
                 size = ring_bytes or probe.ring_bytes
                 self._rings[table.name] = Ring.of_map(table, self._loaded.maps[table.name], size)
         self._fill_roots(self._loaded)
@@ -242,15 +244,30 @@ class Session:
         for hook in reversed(hooks):
             program = loaded.programs[hook.name]
             if hook.kind == "raw":
-                link = attach.attach_raw_tracepoint(program, hook.event)
+                self._links.append(attach.attach_raw_tracepoint(program, hook.event))
             elif hook.is_function:
-                link = attach.attach_function(program, hook.event, hook.kind == "exit")
+                self._links.append(attach.attach_function(program, hook.event, hook.is_return))
+            elif hook.is_library:
+                self._links += self._attach_library(program, hook)
             else:
-                link = attach.attach_tracepoint(program, "syscalls", hook.label)
-            self._links.append(link)
+                self._links.append(attach.attach_tracepoint(program, "syscalls", hook.label))
             events = self.attached.setdefault(hook.probe, [])
             if hook.label not in events:
                 events.insert(0, hook.label)
+
+    def _attach_library(self, program: int, hook: Hook) -> list[int]:
+        """One link for each file of the library that has the function and is still there."""
+        links = []
+        for library in self._libraries.get(hook.probe, ()):
+            offset = library.functions.get(hook.event)
+            if offset is None:
+                continue
+            try:
+                links.append(attach.attach_library(program, library.path, offset, hook.is_return))
+            except KvprobeError as error:
+                gone = Missing(library.name, error.message, f"calls of {hook.event} in it")
+                self.missing = (*self.missing, gone)
+        return links
 
     def _fill_roots(self, loaded: Loaded) -> None:
         if self._root is None:

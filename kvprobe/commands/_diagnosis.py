@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from kvprobe import engines
 from kvprobe.adapter import RunningEngine
+from kvprobe.bpf import attach, libraries, readiness
 from kvprobe.bpf import features as kernel_features
-from kvprobe.bpf import readiness
 from kvprobe.bpf.btf import Btf
 from kvprobe.bpf.features import Answer, Feature, State, absent, degraded, ok
 from kvprobe.bpf.readiness import ProbeState
@@ -35,6 +35,8 @@ _TABLES = {
 """Tables in words; one that is not named here goes by its own name."""
 _FILES_LOOKED_AT = 4096
 """A cache can hold millions of files; so many names are enough to recognise it."""
+_CUFILE = "libcufile.so"
+_NVIDIA_FS = Path("driver/nvidia-fs/stats")
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,11 @@ def diagnose(path: str | None) -> Diagnosis:
         *engine_features(path if path and os.path.isdir(path) else None, running),
         *tool_features(),
         *gpu_features(),
+        gpu_direct_feature(),
     )
     stopping = [feature for feature in features if feature.stops_capture]
-    shows = tuple(_TABLES.get(s.probe.table, s.probe.table) for s in states if s.attaches)
+    tables = dict.fromkeys(s.probe.table for s in states if s.attaches)
+    shows = tuple(_TABLES.get(table, table) for table in tables)
     summary = _impossible(stopping) if stopping else _possible(features, shows)
     shown = () if stopping else shows
     return Diagnosis(features, not stopping, shown, summary, chain, running.engines)
@@ -328,3 +332,34 @@ def _gpu_feature(gpu: GpuFacts, driver: str | None) -> Feature:
     )
     fix = next((gap.fix for gap in gpu.not_sampled if gap.fix), "")
     return Feature("GPU", f"GPU {gpu.index}", *degraded(text, f"not sampled: {gaps}", fix))
+
+
+def gpu_direct_feature(procfs: Path = libraries.PROCFS) -> Feature:
+    """GPUDirect Storage: where the library is, whether its driver counts, what nobody would see."""
+    return Feature("GPUDirect Storage", "cuFile", *_gpu_direct(procfs))
+
+
+def _gpu_direct(procfs: Path) -> Answer:
+    found = libraries.find(_CUFILE, procfs)
+    text = devices.read_text(procfs / _NVIDIA_FS)
+    driver = "nvidia-fs is not loaded" if text is None else "nvidia-fs is loaded"
+    if not found:
+        return ok(f"{_CUFILE} is not here, {driver}: nothing goes past the block layer this way")
+    files = ", ".join(library.name for library in found)
+    why = f"{files}; {driver}"
+    if not attach.LIBRARY_EVENTS.is_dir():
+        return degraded(
+            f"{why}; this kernel has no probes in user space",
+            "reads through cuFile are not seen",
+            "",
+        )
+    if text is None:
+        # Compatibility mode reads by system calls, the kernel's peer-to-peer DMA may not.
+        return ok(f"{why}: reads have system calls, or the report says which bytes were not seen")
+    if "readMiB=" in text or "readmb=" in text:
+        return ok(f"{why} and counts: bytes past the block layer are told, not where they waited")
+    return degraded(
+        f"{why} and does not count",
+        "of reads that the block layer does not see nothing tells by which path they came",
+        "echo 1 > /sys/module/nvidia_fs/parameters/rw_stats_enabled",
+    )

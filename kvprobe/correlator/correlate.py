@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvprobe.capture.frames import select
 from kvprobe.capture.manifest import Manifest
 from kvprobe.capture.tables import Tables
-from kvprobe.correlator import bursts, hits, intervals, routes, service, storage
+from kvprobe.correlator import bursts, gds, hits, intervals, routes, service, storage
 from kvprobe.correlator.account import Join, account
 from kvprobe.correlator.attribute import Attribution, attribute
 from kvprobe.correlator.gpu.analysis import with_gpus
@@ -20,7 +20,7 @@ from kvprobe.correlator.read_ahead import read_ahead
 from kvprobe.correlator.tie import tie
 from kvprobe.correlator.totals import engine_totals
 from kvprobe.model import EngineFacts, Frame, Loss, RestoreSample
-from kvprobe.schema import OpKind
+from kvprobe.schema import CUFILE_CALLS, OpKind
 
 Ints = NDArray[np.int64]
 
@@ -36,21 +36,22 @@ def correlate(tables: Tables) -> Ledger:
     requests, outside = _within(tables.frame("requests"), manifest.window_ns)
     requests = hits.fill_in(requests, host)
     stored = storage.gather(tables)
-    ops, block = tables.frame("ops"), stored.block
+    layers = gds.layers(tables.frame("ops"))
+    ops, block = layers.ops, stored.block
     lookups = tables.frame("lookups")
     engine = manifest.engine
     unit_tokens = engine.unit_tokens if engine else None
     files = identify(lookups, ops)
     who = _attribute(tables, requests, lookups, ops, files)
-    owner = tie(block, ops)
+    owner = layers.owner(tie(block, layers.every))
     kv = np.flatnonzero(files.op_key >= 0)
     kv_ops = _kv_ops(ops, kv, files, who)
-    kv_owner = np.full(len(ops["start_ns"]) + 1, -1, np.int64)
-    kv_owner[kv] = np.arange(len(kv))
-    kv_block = {**block, "owner": kv_owner[owner]}
+    kv_block = {**block, "owner": _among(kv, owner, len(ops["start_ns"]))}
     device = _kv_device(kv_block)
     sisters = stored.paths.sisters(device) if device is not None else ()
     left_out = _rows_left_out(manifest, kv_ops, kv_block)
+    gpu_direct = gds.account(layers, block, owner, host, tables.frame("knobs"), left_out)
+    left_out |= gpu_direct is not None and _mostly_unseen(gpu_direct, kv_ops)
     join = Join(requests, lookups, ops, block, who, owner, sisters, left_out, manifest.window_ns)
     accounts = [account(join, files, i, unit_tokens) for i in range(len(requests["id"]))]
     rate = _bytes_per_token(engine, accounts, kv_ops)
@@ -81,6 +82,7 @@ def correlate(tables: Tables) -> Ledger:
         waiting=waits,
         cpus=manifest.host.cpus,
         missing=manifest.missing,
+        gds=gpu_direct,
     )
     return with_gpus(ledger, tables.frame("gpu"), manifest.gpu)
 
@@ -124,13 +126,26 @@ def _rows_left_out(manifest: Manifest, kv_ops: Frame, kv_block: Frame) -> bool:
     filters, loss = manifest.filters, manifest.losses.get("block", Loss())
     if filters.keep_one_in > 1 or filters.min_latency_ns > 0 or loss.thinned:
         return True
-    direct = _reads(kv_ops) & (kv_ops["direct"] == 1)
+    direct = _reads(kv_ops) & (kv_ops["direct"] == 1) & ~np.isin(kv_ops["kind"], CUFILE_CALLS)
     rows = (kv_block["owner"] >= 0) & (kv_block["op"] == 0)
     if direct.any():
         served = rows & direct[np.maximum(kv_block["owner"], 0)]
         asked = int(kv_ops["result"][direct].sum())
         return int(kv_block["bytes"][served].sum()) < SERVED_SHARE * asked
     return filters.device is not None and not rows.any()
+
+
+def _among(chosen: Ints, index: Ints, count: int) -> Ints:
+    """Indices of ``count`` rows (or -1) as indices of the chosen ones."""
+    place = np.full(count + 1, -1, np.int64)
+    place[chosen] = np.arange(len(chosen))
+    return place[index]
+
+
+def _mostly_unseen(found: gds.GpuDirect, kv_ops: Frame) -> bool:
+    """Whether most KV bytes came past system calls and block layer, where nobody sees them."""
+    unseen = found.reads.unseen_bytes or 0
+    return unseen > SERVED_SHARE * int(kv_ops["result"][_reads(kv_ops)].sum())
 
 
 def _kv_ops(ops: Frame, kv: Ints, files: KVFiles, who: Attribution) -> Frame:

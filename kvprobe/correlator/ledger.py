@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from kvprobe.correlator.gds import GpuDirect
 from kvprobe.correlator.gpu.ledger import GpuAccount, Roofline
 from kvprobe.model import (
     DeviceFacts,
@@ -338,6 +339,8 @@ class Ledger:
     cpus: int | None = None
     missing: tuple[Missing, ...] = ()
     totals: tuple[EngineTotal, ...] = ()
+    gds: GpuDirect | None = None
+    """None: nothing went through libcufile."""
     gpus: tuple[GpuAccount, ...] = ()
 
     @property

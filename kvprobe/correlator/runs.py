@@ -26,6 +26,8 @@ Piece = tuple[int, int]
 
 MISSED_SHARE = 0.1
 """Share of a run's reads, beyond one, that a promise may miss."""
+_TOGETHER = (OpKind.URING_READ, OpKind.CUFILE_READ_DONE)
+"""By these one thread has pieces of several files in flight together."""
 
 
 @dataclass
@@ -150,8 +152,7 @@ def _cut(
     for op, tid, key, offset, start, kind in rows:
         piece = (key, offset)
         fits = still_open.at(key, start)
-        # In an io_uring the pieces of several files are in flight together.
-        back = fan_out - 1 if kind == OpKind.URING_READ else 0
+        back = fan_out - 1 if kind in _TOGETHER else 0
         run = running.get(tid)
         if (run is None or not run.goes_on(op, piece, fits, back)) and fits:
             running[tid] = _Run([op], {piece: None}, fits, lossy)
@@ -183,5 +184,5 @@ class _Choice:
         end = len(promise.hits) if promise.restored is None else promise.restored
         left_over = abs(end - run.candidates[p] - 1)
         # One of several threads on the same job stops up to that many keys before the end.
-        share = 1 if self._ops["kind"][run.ops[0]] == OpKind.URING_READ else self._fan_out
+        share = 1 if self._ops["kind"][run.ops[0]] in _TOGETHER else self._fan_out
         return taken, late, left_over // share, promise.start_ns

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvprobe.correlator.identify import last_not_after
 from kvprobe.model import Frame
-from kvprobe.schema import BlockMethod, OpKind
+from kvprobe.schema import CUFILE_CALLS, BlockMethod, OpKind
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -98,7 +98,9 @@ def _score(
     # Without a file the offset is a place on the device.
     placed = (offset >= 0) & (start >= 0) & (block["inode"][rows] >= 0)
     inside = placed & (offset < start + length) & (offset + block["bytes"][rows] > start)
-    direct = placed & (method == BlockMethod.DIRECT)
+    # A driver that serves a call of cuFile cuts it into operations of its own.
+    own = np.isin(ops["kind"][candidate], CUFILE_CALLS)
+    direct = placed & (method == BlockMethod.DIRECT) & ~own
     place = np.where(direct, np.where(offset == start, _START, 0), np.where(inside, _RANGE, 0))
     is_write = ops["kind"][candidate] >= OpKind.WRITE
     reads, writes = block["op"][rows] == 0, block["op"][rows] == 1

@@ -48,6 +48,13 @@ _KNOBS = (
         default="1024",
     ),
     _knob(
+        "properties.use_pci_p2pdma",
+        Family.BLOCK_SIZE,
+        "",
+        "transfers of NVMe go by peer-to-peer DMA of the kernel, without nvidia-fs",
+        default="False",
+    ),
+    _knob(
         "properties.max_device_cache_size_kb",
         Family.QUEUE_DEPTH,
         "KiB",

@@ -13,6 +13,7 @@ from kvprobe.reports import Report
 from kvprobe.reports._text.advice import findings, proposals
 from kvprobe.reports._text.break_even import break_even
 from kvprobe.reports._text.devices import devices
+from kvprobe.reports._text.gds import gds
 from kvprobe.reports._text.gpus import gpus
 from kvprobe.reports._text.head import answer, head, next_steps
 from kvprobe.reports._text.ledger import ledger
@@ -33,6 +34,7 @@ WHOLE: Sequence[Section] = (
     break_even,
     devices,
     gpus,
+    gds,
     findings,
     proposals,
 )

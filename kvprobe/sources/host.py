@@ -12,6 +12,11 @@ For the machine: ``psi_io_some_ns`` and ``psi_io_full_ns`` (time in which some o
 for I/O), ``page_faults_major``, ``page_in_bytes``, ``file_refaults`` (pages that came back after
 they had been evicted), and the gauges ``memory_free_bytes``, ``memory_available_bytes``,
 ``page_cache_bytes``, ``dirty_bytes``.
+
+Of GPUDirect Storage, from /proc/driver/nvidia-fs/stats, where the module nvidia-fs is loaded: the
+gauge ``gds_driver`` (always 1); ``gds_reads``, ``gds_read_bytes``, ``gds_writes`` and
+``gds_write_bytes``, where its statistics are switched on; ``gds_read_errors``,
+``gds_write_errors``. The driver tells bytes in MiB.
 """
 
 from __future__ import annotations
@@ -133,10 +138,30 @@ def _disk(fields: list[str]) -> Iterator[Metric]:
     yield "io_time_ns", name, busy_ms * 1_000_000
 
 
+def _nvidia_fs(fields: list[str]) -> Iterator[Metric]:
+    # NVFS statistics(ver: 4.0)
+    # Reads : n=7 ok=7 err=0 readMiB=112 io_state_err=0, without n, ok and MiB where they are off
+    if fields[0] == "NVFS" and fields[1].startswith("statistics"):
+        yield "gds_driver", "", 1
+    if fields[0] not in ("Reads", "Writes"):
+        return
+    direction = fields[0].lower().removesuffix("s")
+    values = dict(word.lower().split("=", 1) for word in fields[1:] if "=" in word)
+    if "n" in values:
+        yield f"gds_{direction}s", "", int(values["n"])
+    for unit in ("mib", "mb"):  # older drivers say MB and mean MiB
+        if direction + unit in values:
+            yield f"gds_{direction}_bytes", "", int(values[direction + unit]) << 20
+    if "err" in values:
+        errors = int(values["err"]) + int(values.get("io_state_err", 0))
+        yield f"gds_{direction}_errors", "", errors
+
+
 _READERS: tuple[tuple[str, Callable[[list[str]], Iterator[Metric]]], ...] = (
     ("stat", _cpu),
     ("pressure/io", _pressure),
     ("meminfo", _memory),
     ("vmstat", _paging),
     ("diskstats", _disk),
+    ("driver/nvidia-fs/stats", _nvidia_fs),
 )

@@ -44,7 +44,8 @@ for n in range(count):
     elif kind == "PWRITEV2": os.pwritev(fd, [data[:1000], data[1000:]], at, os.RWF_DSYNC)
 print(os.getpid())
 """
-SYSTEM_CALLS = [kind for kind in OpKind if "URING" not in kind.name and "LIBAIO" not in kind.name]
+OTHERS = ("URING", "LIBAIO", "CUFILE")
+SYSTEM_CALLS = [kind for kind in OpKind if not kind.name.startswith(OTHERS)]
 
 
 def collect(watch: Watch, code: str, *arguments: object) -> tuple[Rows, str]:

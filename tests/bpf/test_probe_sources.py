@@ -47,13 +47,17 @@ def test_what_is_declared_is_found(name: str, bcc: bool) -> None:
         text.count(f"\n{kind}(") for kind in ("HASH", "ARRAY", "PER_CPU_ARRAY", "LRU_HASH", "RING")
     )
     assert f"lost_{probe.table}" in source.counters
-    assert all(item.name.startswith(name) for item in source.maps if item.probe == name)
+    stems = {path.name.split(".")[0].split("_")[0] for path in files_of(probe)}
+    assert all(item.name.startswith(tuple(stems)) for item in source.maps if item.probe == name)
     assert all(hook.name.startswith(name) for hook in mine)
     assert schema.c_struct(schema.TABLES[probe.table]) in source.text
     assert source.text.startswith("#define KV_BCC") == bcc
 
 
-_HOOKS = ("RAW_HOOK", "SYSCALL_ENTER", "SYSCALL_EXIT", "FUNCTION_ENTER", "FUNCTION_EXIT")
+_HOOKS = (
+    "RAW_HOOK",
+    *(f"{what}_{end}" for what in ("SYSCALL", "FUNCTION", "LIBRARY") for end in ("ENTER", "EXIT")),
+)
 
 
 @pytest.mark.parametrize("name", PROBES)
@@ -66,7 +70,8 @@ def test_a_probe_says_what_is_hidden_where_an_event_is_missing(name: str) -> Non
     known = set(probe.hides) | set(probe.optional) | substitutes
     assert events <= known
     modules = {hook.module for hook in source.hooks if hook.module}
-    assert set(probe.hides) <= events | symbols | modules
+    assert set(probe.hides) <= events | symbols | modules | {probe.library}
+    assert not probe.library or probe.library in probe.hides
     assert not probe.needs or probe.needs in probe.hides
     assert set(probe.optional) | set(probe.instead) | substitutes <= events
     assert probe.summary

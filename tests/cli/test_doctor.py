@@ -26,7 +26,7 @@ from kvprobe.sources.devices import PathStorage
 from tests.knobs.test_knobs import loop_mount
 from tests.knobs.trees import plant
 
-GROUPS = ["kernel", "loaders", "events", "storage", "engine", "tools", "GPU"]
+GROUPS = ["kernel", "loaders", "events", "storage", "engine", "tools", "GPU", "GPUDirect Storage"]
 
 
 def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:

@@ -16,11 +16,11 @@ from kvprobe.correlator.ledger import Account, Ledger, ReadAhead, Restore
 from kvprobe.findings._storage import at_stake
 from kvprobe.findings._weigh import Restored, regret_sum, severity
 from kvprobe.model import EngineFacts, Interval, ServiceCell, Verdict
-from tests.findings import fabrics, gpus, ledgers
+from tests.findings import fabrics, gpu_direct, gpus, ledgers
 from tests.findings.ledgers import MIB, MS, account, cell, device, ledger, reads, restore
 
 Case = Callable[..., Ledger]
-ILL = (*ledgers.ILL, *fabrics.ILL, *gpus.ILL)
+ILL = (*ledgers.ILL, *fabrics.ILL, *gpus.ILL, *gpu_direct.ILL)
 
 
 def slugs(made: Ledger) -> set[str]:
@@ -39,7 +39,9 @@ def test_every_detector_has_a_case() -> None:
     assert all(slug == d.slug for slug, d in findings.detectors().items())
 
 
-@pytest.mark.parametrize("case", (*ledgers.HEALTHY, *fabrics.HEALTHY, *gpus.HEALTHY))
+@pytest.mark.parametrize(
+    "case", (*ledgers.HEALTHY, *fabrics.HEALTHY, *gpus.HEALTHY, *gpu_direct.HEALTHY)
+)
 def test_a_healthy_run_yields_nothing(case: Case) -> None:
     assert findings.detect_all(case()) == []
 
