@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvprobe import units
 from kvprobe.capture.frames import select
+from kvprobe.correlator.counters import rises
 from kvprobe.correlator.identify import last_not_after
 from kvprobe.model import Frame
 from kvprobe.schema import CUFILE_CALLS, CUFILE_HANDED_OVER, UNKNOWN, OpKind
@@ -277,8 +278,7 @@ def _grown(host: Frame) -> Iterator[tuple[str, int]]:
         rows = np.flatnonzero(host["metric"] == f"gds_{name}")
         if len(rows) > 1:
             values = host["value"][rows[np.argsort(host["time_ns"][rows], kind="stable")]]
-            steps = np.diff(values)
-            yield f"gds_{name}", int(np.where(steps < 0, values[1:], steps).sum())
+            yield f"gds_{name}", int(rises(values).sum())
 
 
 def _peer_to_peer(knobs: Frame) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvprobe import engines
 from kvprobe.adapter import Metrics, Total
+from kvprobe.correlator.counters import rises
 from kvprobe.correlator.ledger import EngineTotal
 from kvprobe.model import Frame
 
@@ -98,5 +99,4 @@ def _series(host: Frame, rows: Ints, pages: Ints) -> Iterator[tuple[Ints, Floats
         time, value = host["time_ns"][series], host["value"][series]
         if time[0] > pages[0]:
             time, value = np.concatenate([pages[:1], time]), np.concatenate([[0.0], value])
-        step = np.diff(value)
-        yield time[1:], np.where(step >= 0, step, value[1:])
+        yield time[1:], rises(value)

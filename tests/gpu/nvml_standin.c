@@ -139,22 +139,26 @@ static void read_on(void)
 	pthread_mutex_unlock(&growing_lock);
 }
 
-/* The value of a step function, or its mean between two times; 0 where the script has none. */
+/*
+ * The value of a step function, or its mean between two times; 0 where the script has none. The
+ * steps of one key are in the order of time: from the last one back, so that a long log is cheap.
+ */
 static double mean(int device, const char *key, double from, double to)
 {
-	double sum = 0, value = 0, since = from;
+	double sum = 0, until = to;
 
-	for (int i = 0; i < step_count; i++) {
+	for (int i = step_count - 1; i >= 0; i--) {
 		const step_t *s = &steps[i];
-		if ((s->device != ANY && s->device != device) || strcmp(s->key, key) || s->at > to)
+		if (s->at > until || (s->device != ANY && s->device != device) || strcmp(s->key, key))
 			continue;
-		if (s->at > since) {
-			sum += value * (s->at - since);
-			since = s->at;
-		}
-		value = s->value;
+		if (to <= from)
+			return s->value;
+		sum += s->value * (until - (s->at > from ? s->at : from));
+		until = s->at;
+		if (until <= from)
+			break;
 	}
-	return to > from ? (sum + value * (to - since)) / (to - from) : value;
+	return to > from ? sum / (to - from) : 0;
 }
 
 static double value_of(int device, const char *key)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvprobe.capture.frames import select
+from kvprobe.correlator.counters import rises
 from kvprobe.correlator.gpu.ledger import GpuAccount, HeldBack, Spread, Xid
 from kvprobe.model import Frame, GpuFacts, GpuSampling
 from kvprobe.schema import GPU, UNKNOWN, ClockEvent
@@ -96,7 +97,4 @@ def _held_back(events: NDArray[Any]) -> Iterator[HeldBack]:
 def _grown(counter: NDArray[Any]) -> int | None:
     """How far a counter rose; a driver that was loaded again begins at 0."""
     known = counter[counter != UNKNOWN]
-    if not len(known):
-        return None
-    steps = np.diff(known)
-    return int(np.where(steps < 0, known[1:], steps).sum())
+    return int(rises(known).sum()) if len(known) else None
