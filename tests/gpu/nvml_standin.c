@@ -31,7 +31,7 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10,
        VERSION = 25 };
-enum { ANY = -1, MOST = 1 << 16 };
+enum { ANY = -1, MOST = 1 << 20 };
 #define ALWAYS -1e9
 
 typedef struct { int device; char key[64]; double at, value; } step_t;
@@ -128,7 +128,9 @@ static void read_on(void)
 		}
 		if (sscanf(line, "epoch %lld", &growing_epoch) == 1)
 			continue;
-		if (sscanf(line, "value %15s %63s %lf %lf", d, k, &t, &v) == 4 && step_count < MOST) {
+		if (sscanf(line, "value %15s %63s %lf %lf", d, k, &t, &v) == 4) {
+			if (step_count == MOST)
+				abort(); /* a lost line would be a wrong truth */
 			step_t *s = &steps[step_count];
 			*s = (step_t){device_of(d), "", t + (growing_epoch - epoch) / 1e9, v};
 			snprintf(s->key, sizeof(s->key), "%s", k);
