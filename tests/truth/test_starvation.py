@@ -29,12 +29,12 @@ pytestmark = pytest.mark.root
 Spans = list[tuple[int, int]]
 TICK_NS = 10_000
 CASES = {
-    "alone": "--requests 97 --concurrency 1",
+    "alone": "--requests 61 --concurrency 1",
     "together": "--requests 151 --concurrency 4 --prefill-cost 2,20,0.1",
     "many-reads": "--requests 149 --concurrency 3 --reads-in-flight 4 --prefill-cost 2,20,0.1",
     "prefetch": "--requests 151 --concurrency 7 --slots 2 --prefetch --prefill-cost 2,10,0.1",
-    "slow-disk": "--requests 53 --concurrency 2",
-    "computed": "--requests 97 --concurrency 2 --policy recompute",
+    "slow-disk": "--requests 43 --concurrency 2",
+    "computed": "--requests 43 --concurrency 2 --policy recompute",
 }
 COSTLY_PREFILL = ("--prefill-cost", "5,60,0.2", "--prompt-tokens", "1024")
 SLOW = Limits(read_bytes_per_s=61 * 2**20)
@@ -147,16 +147,26 @@ def test_starved_time_is_within_five_percent(case: tuple[str, Run, Path]) -> Non
 
 
 def test_the_truth_tells_other_definitions_apart(case: tuple[str, Run, Path]) -> None:
-    """Waiting for a slot or idling in general would be another figure."""
+    """Each wrong figure is further off than is allowed, in the cases where it can be.
+
+    With several requests at once, a GPU that idles hardly ever has nothing but queues before it;
+    with one alone, it always idles while that is restored.
+    """
     name, run, log = case
     window = sampled(run)
     restoring = ticks(restore_spans(run), *window)
     idle = ~ticks(busy_spans(log), *window)
-    found = gpu_of(run).starvation
-    assert found is not None
-    if name != "computed":
-        assert (restoring & idle).sum() < 0.9 * idle.sum()
-        assert (restoring & idle).sum() < 0.95 * restoring.sum() or name == "alone"
+    waits = [
+        (account.arrival_ns, account.prefill_start_ns)
+        for account in run.ledger.accounts
+        if account.prefill_start_ns is not None
+    ]
+    truth = int((restoring & idle).sum())
+    assert idle.sum() > 1.06 * truth
+    if name in ("alone", "computed"):
+        assert (ticks(waits, *window) & idle).sum() > 1.06 * truth
+    else:
+        assert restoring.sum() > 1.06 * truth
 
 
 def test_copied_bytes_are_those_restored(case: tuple[str, Run, Path]) -> None:
