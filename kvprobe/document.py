@@ -189,7 +189,7 @@ def _capture(manifest: Manifest, ledger: Ledger) -> Document:
         "notes": [
             *notes.outages(ledger),
             *manifest.notes,
-            *notes.gpus(manifest.gpu),
+            *notes.gpus(manifest.gpu, ledger),
             *notes.gpu_direct(ledger.gds),
             *notes.left_out(ledger),
             *notes.compared(ledger),

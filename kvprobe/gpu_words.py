@@ -42,11 +42,19 @@ def name_of(item: Any) -> tuple[str, str]:
 def describe(item: Any) -> Iterator[tuple[str, str]]:
     """All that is known of it, a name and a text a line."""
     facts = pick(item, "facts")
+    if not any(True for _ in pick(item, "metrics") or ()):
+        yield "samples", "none were recorded"
+        return
     yield from _lines(item, facts)
-    yield from _starvation(item)
-    yield from _copy(item)
-    yield from _windows(item)
-    yield from _throttling(item)
+    if pick(item, "follows_prefills") is False:
+        yield "serves", "none of this engine's prefills: it works no more while they run"
+    else:
+        yield from _starvation(item)
+        yield from _copy(item)
+        yield from _windows(item)
+        yield from _throttling(item, facts)
+        if why := label(item, "why_no_prefills"):
+            yield "prefills", f"not judged: {why}"
     if wrong := number(item, "senseless_values"):
         yield "left out", f"{units.count(wrong)} values of the driver that cannot be true"
     gaps = [f"{label(gap, 'what')}: {label(gap, 'why')}" for gap in rows(facts, "not_sampled")]
@@ -66,7 +74,7 @@ def _lines(item: Any, facts: Any) -> Iterator[tuple[str, str]]:
         yield "busy time", f"{text}; memory in use {busy}, which is no bandwidth"
     for bus in ("pcie", "nvlink"):
         ways = [
-            f"{way} {_spread(item, key, units.rate)}"
+            (key, way)
             for key, way in (
                 (f"{bus}_rx_bytes_per_s", "to the GPU"),
                 (f"{bus}_tx_bytes_per_s", "from the GPU"),
@@ -75,7 +83,8 @@ def _lines(item: Any, facts: Any) -> Iterator[tuple[str, str]]:
         ]
         if ways:
             name = {"pcie": "PCIe", "nvlink": "NVLink"}[bus]
-            yield name, f"{'; '.join(ways)}; {_count(item, f'{bus}_rx_bytes_per_s')}"
+            said = [f"{way} {_spread(item, key, units.rate)}" for key, way in ways]
+            yield name, f"{'; '.join(said)}; {_count(item, ways[0][0])}"
     yield from _state(item, facts)
 
 
@@ -110,7 +119,8 @@ def _state(item: Any, facts: Any) -> Iterator[tuple[str, str]]:
         ]
         n = units.count(number(events[0], "n"))
         yield "held back", f"{', '.join(held)} of the time (n={n})" if held else f"never (n={n})"
-    errors = [f"Xid {units.count(number(xid, 'number'))}" for xid in rows(item, "xids")]
+    xids = Counter(units.count(number(xid, "number")) for xid in rows(item, "xids"))
+    errors = [f"Xid {name}" + (f" ({n} times)" if n > 1 else "") for name, n in xids.items()][:8]
     for key in ("ecc_corrected", "ecc_uncorrected"):
         if count := number(item, key):
             errors.append(f"{count:,} memory errors {key.removeprefix('ecc_')}")
@@ -169,11 +179,11 @@ def _windows(item: Any) -> Iterator[tuple[str, str]]:
     counts = Counter(label(window, "bound") or "unknown" for window in windows)
     if counts:
         said = [f"{BOUNDS.get(name, name)} {n}" for name, n in counts.most_common()]
-        of = f"of {len(windows)} windows of a second or more"
+        of = f"of {units.counted(len(windows), 'window', 'windows')} of a second or more"
         yield "mostly", f"{', '.join(said)} ({of})"
 
 
-def _throttling(item: Any) -> Iterator[tuple[str, str]]:
+def _throttling(item: Any, facts: Any) -> Iterator[tuple[str, str]]:
     found = pick(item, "throttling")
     held, readings = number(found, "held"), number(found, "readings")
     if not held or not readings:
@@ -182,6 +192,9 @@ def _throttling(item: Any) -> Iterator[tuple[str, str]]:
     slow, free = number(found, "clock_held_hz"), number(found, "clock_free_hz")
     if slow and free:
         text += f", at {slow / 1e6:,.0f} MHz instead of {free / 1e6:,.0f}"
+    elif slow:
+        most = number(facts, "sm_clock_hz")
+        text += f", at {slow / 1e6:,.0f} MHz" + (f" of {most / 1e6:,.0f}" if most else "")
     if (longer := number(found, "slowdown")) is not None:
         n = units.count(number(found, "prefills_held"))
         text += f"; such prefills took {units.fixed(longer)} times as long (n={n})"

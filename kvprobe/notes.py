@@ -84,12 +84,21 @@ def _after(time_ns: int, ledger: Ledger) -> str:
     return units.duration(max(0, time_ns - ledger.window_ns[0]))
 
 
-def gpus(sampling: GpuSampling | None) -> tuple[str, ...]:
+MOST_XIDS = 3
+
+
+def gpus(sampling: GpuSampling | None, ledger: Ledger) -> list[str]:
     """What befell the GPUs, or why they were not seen where there should be some."""
-    if sampling is None:
-        return ()
-    blind = sampling.why_none if sampling.expected else None
-    return (*sampling.notes, *([f"GPUs were not sampled: {blind}"] if blind else []))
+    said = list(sampling.notes) if sampling else []
+    blind = sampling.why_none if sampling and sampling.expected else None
+    if blind and not any(blind in note for note in said):
+        said.append(f"GPUs were not sampled: {blind}")
+    xids = sorted((x.time_ns, x.number, g.facts.index) for g in ledger.gpus for x in g.xids)
+    for time_ns, number, index in xids[:MOST_XIDS]:
+        said.append(f"GPU {index} reported the error Xid {number} at +{_after(time_ns, ledger)}")
+    if len(xids) > MOST_XIDS:
+        said.append(f"{units.counted(len(xids) - MOST_XIDS, 'more Xid error', 'more Xid errors')}")
+    return said
 
 
 def gpu_direct(found: GpuDirect | None) -> list[str]:

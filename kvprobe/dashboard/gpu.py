@@ -23,9 +23,15 @@ def devices_and_gpus(document: Document | None, width: int, height: int) -> Text
     return Text("\n").join([*storage, *lines])
 
 
+_ORDER = {True: 0, None: 1, False: 2}
+
+
 def gpu_lines(document: Document | None, width: int, most: int) -> list[Text]:
-    """A line a GPU, at most ``most``, the one that starved most first."""
-    items = sorted(rows(document, "gpus"), key=_starved_share, reverse=True)
+    """A line a GPU, at most ``most``: those that serve the engine first, the most starved first."""
+    items = sorted(
+        rows(document, "gpus"),
+        key=lambda item: (_ORDER.get(pick(item, "follows_prefills"), 1), -_starved_share(item)),
+    )
     lines = [_line(item, width) for item in items[:most]]
     if lines and len(items) > most:
         more = f"  and {len(items) - most} more: press g"
@@ -50,7 +56,9 @@ def _line(item: Any, width: int) -> Text:
     ):
         if (share := number(item, "metrics", metric, "mean")) is not None:
             segments.append(Text(f"{name} {units.share(share)}"))
-    if number(pick(item, "starvation"), "restores"):
+    if pick(item, "follows_prefills") is False:
+        segments.insert(1, Text("serves others, or none", "dim"))
+    elif number(pick(item, "starvation"), "restores"):
         share = _starved_share(item)
         segments.insert(2, Text(f"starved {units.share(share)}", "yellow" if share > 0.05 else ""))
     rate = number(item, "metrics", "pcie_rx_bytes_per_s", "mean")

@@ -35,6 +35,7 @@ class AcceleratorLog:
             KvprobeError: the file cannot be written.
         """
         self._link = threading.Lock()
+        self._path = path
         self._file: int | None = None
         if path is None:
             return
@@ -46,7 +47,7 @@ class AcceleratorLog:
                 f"cannot write {path}: {error.strerror}", "check the folder"
             ) from None
         self._epoch_ns = time.monotonic_ns()
-        os.write(self._file, f"epoch {self._epoch_ns}\n".encode())
+        self._write(f"epoch {self._epoch_ns}\n")
         self._tell(dict.fromkeys((*PREFILL_SHARES, _RECEIVED), 0))
 
     def working(self, works: bool) -> None:
@@ -76,4 +77,12 @@ class AcceleratorLog:
         if self._file is not None:
             at = ((at_ns or time.monotonic_ns()) - self._epoch_ns) / 1e9
             lines = (f"value 0 {key} {at:.9f} {value}\n" for key, value in values.items())
-            os.write(self._file, "".join(lines).encode())
+            self._write("".join(lines))
+
+    def _write(self, text: str) -> None:
+        assert self._file is not None
+        try:
+            os.write(self._file, text.encode())
+        except OSError as error:
+            error.filename = self._path  # a write names no file by itself
+            raise

@@ -170,6 +170,7 @@ def test_replicas_that_take_turns_are_not_judged() -> None:
     both = sampling(FACTS, replace(FACTS, index=1))
     alone = with_gpus(node.ledger(), rows, both)
     assert all(not gpu.prefills for gpu in alone.gpus)
+    assert all("of which replica one was is not told" in g.why_no_prefills for g in alone.gpus)
     assert all(a.prefill is None for a in alone.accounts)
     engine = EngineFacts("vllm", arithmetic=ModelArithmetic(1, 1, 1, 1, 1, devices=2))
     divided = with_gpus(node.ledger(engine), rows, both)
@@ -242,6 +243,43 @@ def test_copied_bytes_come_out_of_the_rates() -> None:
     assert copy.low_bytes < node.copied + background < copy.high_bytes
     assert copy.restored_bytes == 199 * 1_500_000_007 == node.copied
     assert copy.link_share == pytest.approx(1_500_000_007 / 0.097 / 64e9, rel=0.05)
+
+
+def test_readings_of_a_moment_are_no_bytes() -> None:
+    """Without GPM the PCIe counters cover 20 ms of a second: what came between was not seen."""
+    node = Node(60)
+    at = 3.0
+    for _ in range(101):
+        at = node.request(at, 97, prefill_ms=83, copy_bytes=1_500_000_007) + 61
+    rows = node.frame()
+    assert with_gpus(node.ledger(), rows, sampling()).gpus[0].restore_copy is not None
+    rows["start_ns"] = rows["time_ns"] - 20 * MS
+    assert with_gpus(node.ledger(), rows, sampling()).gpus[0].restore_copy is None
+
+
+def test_an_idle_window_is_starved_where_most_of_its_idle_time_is() -> None:
+    node = Node(40)
+    for tenth in range(160):  # 0 to 16 s: restores of 37 ms in 63 ms without a kernel
+        node.request(100.0 * tenth, 37, prefill_ms=37)
+    for tenth in range(200, 360):  # 20 to 36 s: of 26 ms in 63 ms
+        node.request(100.0 * tenth + 30, 26, prefill_ms=37)
+    bounds = [window.bound for window in seen(node)[1].windows]
+    assert set(bounds[1:15]) == {Bound.STARVED}
+    assert set(bounds[21:35]) == {Bound.IDLE}
+
+
+def test_prefills_that_nobody_sampled_are_in_no_group() -> None:
+    node = Node(60)
+    for second in range(59):
+        node.request(1000.0 * second + 3, prefill_ms=600, new=4099)
+    rows = node.frame()
+    kept = rows["time_ns"] < 40_000 * MS
+    rows = {name: column[kept] for name, column in rows.items()}
+    ledger = with_gpus(node.ledger(), rows, sampling())
+    (group,) = ledger.gpus[0].prefills
+    assert group.prefills == 40
+    bounds = [a.prefill.bound for a in ledger.accounts if a.prefill]
+    assert bounds == [Bound.COMPUTE] * 40 + [Bound.UNKNOWN] * 19
 
 
 def test_windows_count_what_held_the_gpu_up() -> None:
@@ -334,6 +372,29 @@ def test_no_verdict_where_a_limit_is_not_counted_or_too_vague() -> None:
 
 
 # ---------------------------------------------------------------- damaged captures
+
+
+def test_each_device_answers_for_its_own_nonsense_only() -> None:
+    node, other = two_sizes(1, 41, gap_ms=30), two_sizes(1, 41, gap_ms=30)
+    frames = [node.frame(), other.frame(gpu=1)]
+    rows = {name: np.concatenate([frame[name] for frame in frames]) for name in frames[0]}
+    wrong = np.flatnonzero(rows["gpu"] == 1)[:13]
+    rows["dram_bandwidth_share"][wrong] = -7.0
+    longer = np.flatnonzero(rows["gpu"] == 1)[20]
+    rows["time_ns"][longer] += 900_000 * MS  # beyond the end of the recording
+    found = with_gpus(node.ledger(), rows, sampling(FACTS, replace(FACTS, index=1))).gpus
+    assert [gpu.senseless_values for gpu in found] == [0, 14]
+    covered = found[1].metrics["graphics_activity_share"].covered_ns
+    assert covered is not None and covered < node.seconds * 1e9
+
+
+def test_facts_that_cannot_be_true_are_unknown_and_a_device_counts_once() -> None:
+    facts = replace(FACTS, peak_bytes_per_s=-1.0, memory_bytes=0, pcie_bytes_per_s=float("nan"))
+    node = two_sizes(1, 41, gap_ms=30)
+    (gpu,) = with_gpus(node.ledger(), node.frame(), sampling(facts, facts)).gpus
+    told = (gpu.facts.peak_bytes_per_s, gpu.facts.memory_bytes, gpu.facts.pcie_bytes_per_s)
+    assert told == (None, None, None)
+    assert gpu.dram_bytes_per_s is None
 
 
 @pytest.mark.parametrize("seed", range(20))

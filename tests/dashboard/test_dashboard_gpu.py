@@ -60,6 +60,20 @@ def test_of_many_gpus_the_most_starved_are_shown(sample: Document) -> None:
     assert lines[1].endswith("and 6 more: press g")
 
 
+def test_a_gpu_that_serves_comes_before_one_that_idles_for_others(sample: Document) -> None:
+    item = with_gpu(sample)["gpus"][0]
+    idle = dict(item["starvation"], starved_ns=item["starvation"]["covered_ns"])
+    facts = asdict(item["facts"]) if not isinstance(item["facts"], dict) else item["facts"]
+    other = item | {"facts": facts | {"index": 7}, "starvation": idle, "follows_prefills": False}
+    sample["gpus"] = [other, item]
+    first, second = (line.plain for line in gpu_lines(sample, 100, 2))
+    assert first.startswith("GPU 0") and "starved" in first
+    assert second.startswith("GPU 7  serves others, or none") and "starved" not in second
+    page = drawn(gpus_text(sample, 100), 100)
+    assert page.count("while a restore was in flight") == 1
+    assert "none of this engine's prefills" in page
+
+
 def test_the_panel_keeps_room_for_storage_and_one_line_for_gpus(sample: Document) -> None:
     text = devices_and_gpus(with_gpu(sample), 78, 2).plain.splitlines()
     assert len(text) == 2

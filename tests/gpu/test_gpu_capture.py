@@ -26,6 +26,7 @@ from tests.gpu.standin import GPM, ROOT, Script, environment
 from tests.reports.schema_check import errors
 
 SECOND_NS = 1_000_000_000
+WHOLE = (0, 1000 * SECOND_NS)
 SCHEMA = json.loads((Path(reports.__file__).parent / "document.schema.json").read_text("utf-8"))
 FACTS = GpuFacts(
     0, "NVIDIA H100 80GB HBM3", "GPU-secret", "165", peak_bytes_per_s=3e12, instances=(3,),
@@ -105,6 +106,24 @@ def test_doctor_says_what_is_sampled_and_what_is_not(driver: Path, tmp_path: Pat
     assert found["fix"].startswith("run as root")
 
 
+def test_a_device_that_is_denied_is_not_said_to_be_absent(driver: Path, tmp_path: Path) -> None:
+    script = Script().error("*", "nvmlDeviceGetHandleByIndex_v2", 4)
+    script.write(tmp_path / "script", time.monotonic_ns())
+    done = kvprobe("doctor", "--json", library=driver, script=tmp_path / "script")
+    (found,) = (f for f in json.loads(done.stdout)["features"] if f["group"] == "GPU")
+    assert found["why"].startswith("GPU 0 cannot be reached: the driver denies it to this user")
+    assert "run as root" in found["why"]
+
+
+def test_a_name_cannot_reach_the_terminal(driver: Path, tmp_path: Path) -> None:
+    script = Script()
+    script.lines = [line.replace("NVIDIA H100", "\x1b[31mH100") for line in script.lines]
+    script.write(tmp_path / "script", time.monotonic_ns())
+    done = kvprobe("doctor", library=driver, script=tmp_path / "script")
+    assert "[31mH100" in done.stdout
+    assert "\x1b[31mH100" not in done.stdout
+
+
 def test_doctor_needs_one_line_without_a_device(tmp_path: Path) -> None:
     done = kvprobe("doctor", "--json", library=None)
     (found,) = (f for f in json.loads(done.stdout)["features"] if f["group"] == "GPU")
@@ -125,7 +144,7 @@ def gpu_frame(*rows: Mapping[str, float]) -> Frame:
 
 def account(*rows: Mapping[str, float], instance: int = 0) -> GpuAccount:
     frame = gpu_frame(*({"gpu": 0, **row} for row in rows))
-    return gpu_accounts(frame, GpuSampling((FACTS,)))[instance]
+    return gpu_accounts(frame, GpuSampling((FACTS,)), WHOLE)[instance][0]
 
 
 def spanning(start_s: float, end_s: float, share: float, **more: float) -> dict[str, float]:
@@ -147,7 +166,7 @@ def test_what_was_never_told_is_absent_not_zero() -> None:
     found = account(spanning(0, 1, 0.2))
     assert set(found.metrics) == {"dram_bandwidth_share"}
     assert (found.clock_events, found.ecc_corrected, found.xids) == ((), None, ())
-    assert gpu_accounts(gpu_frame(spanning(0, 1, 0.2)), None) == ()
+    assert gpu_accounts(gpu_frame(spanning(0, 1, 0.2)), None, WHOLE) == ()
 
 
 def test_instances_are_apart_and_have_no_bytes() -> None:

@@ -76,3 +76,9 @@ def test_a_line_costs_little(tmp_path: Path) -> None:
         costs.append(time.perf_counter_ns() - began)
     log.close()
     assert sorted(costs)[len(costs) // 2] < 200_000
+
+
+def test_a_full_disk_is_blamed_on_the_log() -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        AcceleratorLog("/dev/full")
+    assert caught.value.filename == "/dev/full"

@@ -8,6 +8,7 @@ time of clock events are shares of readings, which come at even intervals.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from kvprobe.capture.frames import select
 from kvprobe.correlator.counters import rises
 from kvprobe.correlator.gpu.ledger import GpuAccount, HeldBack, Spread, Xid
+from kvprobe.correlator.gpu.sense import sensible, sensible_facts
 from kvprobe.model import Frame, GpuFacts, GpuSampling
 from kvprobe.schema import GPU, UNKNOWN, ClockEvent
 
@@ -25,20 +27,26 @@ Floats = NDArray[np.float64]
 _METRICS = (*(c.name for c in GPU.columns if c.dtype == "f8"), "memory_used_bytes")
 
 
-def gpu_accounts(frame: Frame, sampling: GpuSampling | None) -> tuple[GpuAccount, ...]:
-    """An account for each device, then for each of its MIG instances.
+def gpu_accounts(
+    frame: Frame, sampling: GpuSampling | None, window_ns: tuple[int, int]
+) -> tuple[tuple[GpuAccount, Frame], ...]:
+    """An account for each device, then for each of its MIG instances, with the rows behind it.
 
     Args:
         frame: the table ``gpu``.
         sampling: the devices; rows of a device that is not among them are left out.
+        window_ns: begin and end of the recording.
     """
     found = []
-    for facts in sampling.gpus if sampling else ():
+    devices = {facts.index: sensible_facts(facts) for facts in (sampling.gpus if sampling else ())}
+    for facts in devices.values():
         mine = frame["gpu"] == facts.index
         for instance in (UNKNOWN, *facts.instances):
             rows = select(frame, mine & (frame["instance"] == instance))
+            rows, senseless = sensible(rows, window_ns)
             if instance == UNKNOWN or len(rows["time_ns"]):
-                found.append(_account(facts, instance, rows))
+                told = replace(_account(facts, instance, rows), senseless_values=senseless)
+                found.append((told, rows))
     return tuple(found)
 
 

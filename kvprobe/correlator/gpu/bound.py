@@ -21,19 +21,18 @@ _LIMITS = (
 def judge(shares: Shares) -> tuple[Bound, str]:
     """The limit that was reached, and in words why there is no answer where there is none.
 
-    Only where intervals are apart: the largest share must be larger than each other one, at or
-    above the threshold with its whole interval. Nothing is said while a limit is unknown that
-    could be the one.
+    A GPU that is idle most of the time is starved if a restore was in flight for most of that, else
+    idle. For one that works only intervals that are apart tell: the largest share must be larger
+    than each other one, at or above the threshold with its whole interval. Nothing is said while
+    a limit is unknown that could be the one.
     """
     active, starved = shares.active, shares.starved
     if active is None:
         return Bound.UNKNOWN, "no samples of its activity"
-    if starved is not None and starved.low >= MOST_OF_TIME:
-        return Bound.STARVED, ""
-    if active.high < 1 - MOST_OF_TIME:
-        if starved is not None and starved.high < MOST_OF_TIME:
-            return Bound.IDLE, ""
-        return Bound.UNKNOWN, "idle, perhaps for want of a restore"
+    if active.high < MOST_OF_TIME:
+        # The estimate decides what it idled for: sure bounds of short restores are wide.
+        waits = starved is not None and starved.mid >= MOST_OF_TIME * (1 - active.mid)
+        return (Bound.STARVED if waits else Bound.IDLE), ""
     if shares.hbm is None or shares.compute is None:
         return Bound.UNKNOWN, "its memory bandwidth or its tensor cores are not counted"
     used = [(found, bound, name) for key, bound, name in _LIMITS if (found := getattr(shares, key))]

@@ -16,11 +16,11 @@ class Bound(StrEnum):
     COMPUTE = "compute_bound"
     PCIE = "pcie_bound"
     STARVED = "starved"
-    """No kernel ran while a restore was in flight."""
+    """Most of the time no kernel ran, and for most of that a restore was in flight."""
     LATENCY = "latency_bound"
     """Work ran, and used none of them near its limit: small kernels, launches, gaps."""
     IDLE = "idle"
-    """No kernel ran, and no restore was in flight either."""
+    """Most of the time no kernel ran, and for most of that no restore was in flight."""
     UNKNOWN = "unknown"
 
 
@@ -205,4 +205,6 @@ class GpuAccount:
     windows: tuple[BoundWindow, ...] = ()
     throttling: Throttling | None = None
     senseless_values: int = 0
-    """Values of all devices that could not be true and were left out."""
+    """Its values that could not be true and were left out."""
+    why_no_prefills: str = ""
+    """Why there is nothing about prefills although there were some."""

@@ -18,7 +18,7 @@ from kvprobe.correlator.gpu.stretches import (
     means_by_kind,
     stretches,
 )
-from kvprobe.correlator.intervals import intersection, step_function, union
+from kvprobe.correlator.intervals import covered_below, intersection, step_function, union
 from kvprobe.correlator.ledger import Account
 from kvprobe.model import Frame, Interval
 
@@ -113,7 +113,8 @@ def groups(
     """Prefills of like size, with which of ``ran`` are in each, smallest first.
 
     Begins with a group for each doubling of the computed tokens, and puts neighbours together
-    until each has some samples and useful intervals, or one group is left.
+    until each has some samples and useful intervals, or one group is left. Prefills that mostly ran
+    while nothing was sampled are in none.
 
     Args:
         rows: the samples of one GPU.
@@ -125,7 +126,10 @@ def groups(
     if not len(ran) or not len(samples["active"]):
         return ()
     size = np.log2(ran.new).astype(np.int64)
-    members = [size == each for each in np.unique(size)]
+    sampled = _is_sampled(ran, samples["active"])
+    members = [(size == each) & sampled for each in np.unique(size[sampled])]
+    if not members:
+        return ()
     while True:
         told = _told(samples, ran, members, restoring, pcie_bytes_per_s)
         widths = [
@@ -143,6 +147,14 @@ def groups(
         (_group(ran, mine, shares, samples["active"]), mine)
         for mine, shares in zip(members, told, strict=True)
     )
+
+
+def _is_sampled(ran: Prefills, samples: Stretches) -> NDArray[np.bool_]:
+    """Which prefills were sampled for most of their time."""
+    windows = (samples.start_ns, samples.end_ns)
+    covered = covered_below(*windows, ran.end_ns) - covered_below(*windows, ran.start_ns)
+    most: NDArray[np.bool_] = 2 * covered > ran.end_ns - ran.start_ns
+    return most
 
 
 _COLUMNS = (

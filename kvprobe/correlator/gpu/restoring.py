@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvprobe.correlator.gpu.ledger import RestoreCopy, Starvation
-from kvprobe.correlator.gpu.stretches import Ints, Stretches, Windows, draws, in_blocks
+from kvprobe.correlator.gpu.stretches import Floats, Ints, Stretches, Windows, draws, in_blocks
 from kvprobe.correlator.intervals import clip, intersection, length, union
 from kvprobe.correlator.ledger import Account
+
+SEEN_SHARE = 0.9
+"""Of the time from the first to the last sample: less, and the bytes between are a guess."""
 
 
 def in_flight(accounts: Sequence[Account], until_prefill: bool = False) -> Windows:
@@ -32,10 +35,10 @@ def in_flight(accounts: Sequence[Account], until_prefill: bool = False) -> Windo
     return union(starts, ends)
 
 
-def starvation(
-    activity: Stretches, accounts: Sequence[Account], prefilling: Windows
-) -> Starvation | None:
-    """How long a GPU idled while a restore was in flight; None without samples of its activity.
+def idle_while_restoring(
+    activity: Stretches, restoring: Windows, prefilling: Windows
+) -> tuple[Floats, Floats, Floats]:
+    """Of each sample the idle time while a restore was in flight: estimate, least, most.
 
     Of each sample it is known for how long the GPU was idle, for how long a restore was in flight,
     and when prefills ran. Both times need not meet: at least ``idle + restore - length`` of them
@@ -43,12 +46,9 @@ def starvation(
 
     Args:
         activity: share of time with a kernel running.
-        accounts: the requests.
+        restoring: when a restore was in flight.
         prefilling: when at least one prefill ran.
     """
-    if not len(activity):
-        return None
-    restoring = in_flight(accounts)
     whole = activity.length_ns.astype(np.float64)
     busy = np.clip(activity.value, 0, 1) * whole
     idle = whole - busy
@@ -62,15 +62,33 @@ def starvation(
     inside = np.divide(prefill - busy, prefill, out=np.zeros_like(idle), where=prefill > 0)
     estimate = np.where(busy >= prefill, beside * outside, beside + both * inside)
     low, high = np.maximum(idle + restore - whole, 0), np.minimum(idle, restore)
-    estimate = np.clip(estimate, low, high)
+    return np.clip(estimate, low, high), low, high
+
+
+def starvation(
+    activity: Stretches, accounts: Sequence[Account], prefilling: Windows
+) -> Starvation | None:
+    """How long a GPU idled while a restore was in flight; None without samples of its activity.
+
+    Args:
+        activity: share of time with a kernel running.
+        accounts: the requests.
+        prefilling: when at least one prefill ran.
+    """
+    if not len(activity):
+        return None
+    restoring = in_flight(accounts)
+    estimate, low, high = idle_while_restoring(activity, restoring, prefilling)
+    covered_ns = int(activity.length_ns.sum())
+    busy = np.clip(activity.value, 0, 1) * activity.length_ns
     first, last = int(activity.start_ns[0]), int(activity.end_ns[-1])
     return Starvation(
         starved_ns=round(float(estimate.sum())),
         low_ns=round(float(low.sum())),
         high_ns=round(float(high.sum())),
-        idle_ns=round(float(idle.sum())),
-        restore_ns=int(restore.sum()),
-        covered_ns=int(activity.length_ns.sum()),
+        idle_ns=covered_ns - round(float(busy.sum())),
+        restore_ns=int(activity.overlap_ns(restoring).sum()),
+        covered_ns=covered_ns,
         restores=len(_restored(accounts, first, last)),
         n=len(activity),
     )
@@ -92,7 +110,9 @@ def restore_copy(
     inside = _restored(accounts, low, high)
     windows = clip(*in_flight(inside, until_prefill=True), low, high)
     covered = received.overlap_ns(windows)
-    if not inside or not covered.any():
+    # Where PCIe is read for a moment a second, most of what came was not seen.
+    seen = received.length_ns.sum() >= SEEN_SHARE * (high - low)
+    if not inside or not covered.any() or not seen:
         return None
     size, low_size, high_size = _received(received, covered)
     window_ns = length(*windows)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
-from kvprobe.model import Frame
+from kvprobe.model import Frame, GpuFacts
 from kvprobe.schema import GPU, UNKNOWN
 
 _MOST = {"1": 1.5, "B/s": 1e14, "Hz": 1e12, "W": 1e5}
 """By unit. A share is a little above 1 now and then; 1e14 B/s is far above any memory."""
-_LONGEST_NS = 3_600_000_000_000
+_BEYOND_NS = 10_000_000_000
+"""How far a row may reach out of the recording: a sample of before it, a last slow call."""
 
 
-def sensible(rows: Frame) -> tuple[Frame, int]:
+def sensible(rows: Frame, window_ns: tuple[int, int]) -> tuple[Frame, int]:
     """The rows with what cannot be true made unknown, and how many values that were.
 
     Shares are not above 1 in what comes back. A row whose times make no sense is left out.
     """
     start, end = rows["start_ns"], rows["time_ns"]
-    length = end - start
-    timed = (end >= 0) & (
-        (start == UNKNOWN) | ((start >= 0) & (length > 0) & (length < _LONGEST_NS))
-    )
+    first, last = window_ns[0] - _BEYOND_NS, window_ns[1] + _BEYOND_NS
+    timed = (end >= first) & (end <= last)
+    timed &= (start == UNKNOWN) | ((start >= first) & (start < end))
     found = {name: column[timed] for name, column in rows.items()}
     wrong = int((~timed).sum())
     for column in GPU.columns:
@@ -38,3 +41,13 @@ def sensible(rows: Frame) -> tuple[Frame, int]:
             continue
         wrong += int(bad.sum())
     return found, wrong
+
+
+def sensible_facts(facts: GpuFacts) -> GpuFacts:
+    """The device with figures that are not above 0 made unknown."""
+    wrong: dict[str, Any] = {
+        name: None
+        for name, value in vars(facts).items()
+        if name != "index" and type(value) in (int, float) and not value > 0
+    }
+    return replace(facts, **wrong) if wrong else facts

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvprobe.correlator.gpu.bound import judge
 from kvprobe.correlator.gpu.ledger import BoundWindow, Shares
+from kvprobe.correlator.gpu.restoring import idle_while_restoring
 from kvprobe.correlator.gpu.stretches import Stretches, Windows, stretches
 from kvprobe.model import Frame, Interval
 
@@ -16,7 +17,11 @@ LEAST_SAMPLES = 4
 
 
 def bound_windows(
-    rows: Frame, window_ns: tuple[int, int], restoring: Windows, pcie_bytes_per_s: float | None
+    rows: Frame,
+    window_ns: tuple[int, int],
+    restoring: Windows,
+    prefilling: Windows,
+    pcie_bytes_per_s: float | None,
 ) -> tuple[BoundWindow, ...]:
     """Windows of equal length in which the GPU was sampled often enough.
 
@@ -28,6 +33,7 @@ def bound_windows(
         rows: the samples of one GPU.
         window_ns: begin and end of the recording.
         restoring: when a restore was in flight.
+        prefilling: when at least one prefill ran.
         pcie_bytes_per_s: the most that the link can carry one way.
     """
     activity = stretches(rows, "graphics_activity_share")
@@ -51,7 +57,7 @@ def bound_windows(
         }
         if active is not None and active.mid > 0:
             told |= {name: _scaled(told[name], 1 / active.mid) for name in ("hbm", "compute")}
-        shares = Shares(active, starved=_starved(mine, restoring), **told)
+        shares = Shares(active, starved=_starved(mine, restoring, prefilling), **told)
         found.append(BoundWindow(low, high, judge(shares)[0], shares, len(mine)))
     return tuple(found)
 
@@ -76,11 +82,9 @@ def _scaled(share: Interval | None, factor: float) -> Interval | None:
     return Interval(value, value, value, share.n)
 
 
-def _starved(activity: Stretches, restoring: Windows) -> Interval:
-    """Share of time without a kernel while a restore was in flight: sure bounds, and between."""
-    whole = activity.length_ns.astype(np.float64)
-    idle = (1 - np.clip(activity.value, 0, 1)) * whole
-    restore = activity.overlap_ns(restoring)
-    low = float(np.maximum(idle + restore - whole, 0).sum() / whole.sum())
-    high = float(np.minimum(idle, restore).sum() / whole.sum())
-    return Interval((low + high) / 2, low, high, len(activity))
+def _starved(activity: Stretches, restoring: Windows, prefilling: Windows) -> Interval:
+    """Share of time without a kernel while a restore was in flight; the bounds are sure ones."""
+    found = idle_while_restoring(activity, restoring, prefilling)
+    whole = activity.length_ns.sum()
+    mid, low, high = (float(each.sum() / whole) for each in found)
+    return Interval(mid, low, high, len(activity))

@@ -24,6 +24,11 @@ def gpus(document: Document, page: Page) -> Iterator[RenderableType]:
 
 
 _PREFILLS = [
-    Column(title, value, justify="left" if title == "bound by" else "right")
+    Column(
+        title,
+        value,
+        justify="left" if title == "bound by" else "right",
+        from_width=96 if title in ("time", "roofline") else 0,
+    )
     for title, value in PREFILLS
 ]

@@ -112,4 +112,8 @@ def _known(nvml: Any, ask: Callable[[], T]) -> T | None:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    """What a driver says, without characters that a terminal would act upon."""
+    if value is None:
+        return None
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -52,7 +52,8 @@ def survey() -> GpuSampling:
             tuple(found),
             facts.version(nvml, "Driver"),
             facts.version(nvml, "NVML"),
-            None if found else NO_DEVICE,
+            None if found else "; ".join(unreached) or NO_DEVICE,
+            expected=bool(unreached),
             notes=tuple(unreached),
         )
     except nvml.NVMLError as error:
@@ -240,6 +241,8 @@ class GpuSampler:
             if text not in self._unreached:
                 self._unreached.add(text)
                 self._note(text)
+                if self._state.why_none == NO_DEVICE:  # there is one, and it does not answer
+                    self._state = replace(self._state, why_none=text, expected=True)
 
     def _watch_events(self) -> None:
         """Have the Xid errors of all devices that are there."""
@@ -338,7 +341,8 @@ def _reachable(nvml: Any, unreached: list[str]) -> Iterable[tuple[Any, GpuFacts]
             reason = reason_of(error.value)
             if reason.remedy is Remedy.REOPEN:
                 raise
-            unreached.append(f"GPU {index} cannot be reached: {reason.why}")
+            fix = f"; {reason.fix}" if reason.fix else ""
+            unreached.append(f"GPU {index} cannot be reached: {reason.why}{fix}")
 
 
 def _none(code: int) -> GpuSampling:
