@@ -82,6 +82,10 @@ def test_without_restores_or_samples_nothing_is_claimed() -> None:
         rows[column][:] = np.nan
     blind = with_gpus(node.ledger(), rows, sampling()).gpus[0]
     assert (blind.starvation, blind.follows_prefills, blind.windows) == (None, None, ())
+    rows = node.frame()
+    rows["graphics_activity_share"][:] = np.nan
+    rows["tensor_activity_share"][:] = 0.3
+    assert with_gpus(node.ledger(), rows, sampling()).gpus[0].follows_prefills is None
 
 
 # ---------------------------------------------------------------- prefills

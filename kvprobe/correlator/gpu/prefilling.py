@@ -91,7 +91,7 @@ def follows(rows: Frame, ran: Prefills) -> bool | None:
     known = [each for each in more if each is not None]
     if any(each.low > FOLLOWS for each in known):
         return True
-    if not known or any(each.high >= FOLLOWS for each in known):
+    if not known or not len(activity) or any(each.high >= FOLLOWS for each in known):
         return None
     # One that is busy all the time may do the prefills or another's work.
     return None if np.average(activity.value, weights=activity.length_ns) > BUSY else False
