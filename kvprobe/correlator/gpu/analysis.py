@@ -10,7 +10,7 @@ from kvprobe.correlator.gpu.account import gpu_accounts
 from kvprobe.correlator.gpu.ledger import GpuAccount
 from kvprobe.correlator.gpu.prefilling import Prefills, follows, groups, prefills
 from kvprobe.correlator.gpu.roofline import ceiling, of_group, rooflines
-from kvprobe.correlator.gpu.stretches import stretches
+from kvprobe.correlator.gpu.stretches import Windows, stretches
 from kvprobe.correlator.ledger import Ledger
 from kvprobe.model import EngineFacts, Frame, GpuSampling
 
@@ -24,8 +24,9 @@ def with_gpus(ledger: Ledger, frame: Frame, sampling: GpuSampling | None) -> Led
         sampling: the devices.
     """
     ran = prefills(ledger.accounts)
+    in_flight = restoring.in_flight(ledger.accounts)
     told = [
-        (_against_requests(gpu, rows, ran, ledger), rows)
+        (_against_requests(gpu, rows, ran, in_flight, ledger), rows)
         for gpu, rows in gpu_accounts(frame, sampling, ledger.window_ns)
     ]
     found = [gpu for gpu, _ in told]
@@ -35,7 +36,6 @@ def with_gpus(ledger: Ledger, frame: Frame, sampling: GpuSampling | None) -> Led
         return replace(ledger, gpus=tuple(replace(gpu, why_no_prefills=why) for gpu in found))
     limit = ceiling(ledger.engine, [gpu.facts for gpu in serving])
     each = rooflines(ran, limit)
-    in_flight = restoring.in_flight(ledger.accounts)
     for place, (gpu, rows) in enumerate(told):
         if gpu not in serving:
             continue
@@ -77,16 +77,17 @@ def serves(gpus: Sequence[GpuAccount], engine: EngineFacts | None) -> tuple[list
     )
 
 
-def _against_requests(gpu: GpuAccount, rows: Frame, ran: Prefills, ledger: Ledger) -> GpuAccount:
+def _against_requests(
+    gpu: GpuAccount, rows: Frame, ran: Prefills, in_flight: Windows, ledger: Ledger
+) -> GpuAccount:
     active = stretches(rows, "graphics_activity_share")
     link = gpu.facts.pcie_bytes_per_s if gpu.instance is None else None
     received = stretches(rows, "pcie_rx_bytes_per_s")
     accounts, coefficients = ledger.accounts, ledger.break_even.recompute_coefficients
-    in_flight = restoring.in_flight(accounts)
     return replace(
         gpu,
         follows_prefills=follows(rows, ran),
-        starvation=restoring.starvation(active, accounts, ran.windows),
+        starvation=restoring.starvation(active, accounts, in_flight, ran.windows),
         restore_copy=restoring.restore_copy(received, accounts, link),
         windows=windows.bound_windows(rows, ledger.window_ns, in_flight, ran.windows, link),
         throttling=throttling.throttling(rows, ran, coefficients),

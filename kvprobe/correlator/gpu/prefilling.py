@@ -16,7 +16,9 @@ from kvprobe.correlator.gpu.stretches import (
     Stretches,
     Windows,
     means_by_kind,
+    scaled,
     stretches,
+    within,
 )
 from kvprobe.correlator.intervals import covered_below, intersection, step_function, union
 from kvprobe.correlator.ledger import Account
@@ -181,10 +183,10 @@ def _told(
     for place, mine in enumerate(members):
         one = {name: told[place] for name, told in found.items() if told is not None}
         if pcie_bytes_per_s and "pcie" in one:
-            one["pcie"] = _scaled(one["pcie"], 1 / pcie_bytes_per_s)
+            one["pcie"] = scaled(one["pcie"], 1 / pcie_bytes_per_s)
         if "active" in one:
             one["starved"] = _starved(one["active"], _restoring_share(ran, mine, restoring))
-        shares.append(Shares(**{name: _within(share) for name, share in one.items()}))
+        shares.append(Shares(**{name: within(share) for name, share in one.items()}))
     return shares
 
 
@@ -213,15 +215,6 @@ def _starved(active: Interval, restoring: float) -> Interval:
         min(1 - min(active.low, 1), restoring),
         active.n,
     )
-
-
-def _scaled(share: Interval, factor: float) -> Interval:
-    return Interval(share.mid * factor, share.low * factor, share.high * factor, share.n)
-
-
-def _within(share: Interval) -> Interval:
-    low, mid, high = (min(max(value, 0.0), 1.0) for value in (share.low, share.mid, share.high))
-    return Interval(mid, low, high, share.n)
 
 
 def _sampled(active: Stretches, ran: Prefills, mine: NDArray[np.bool_]) -> int:

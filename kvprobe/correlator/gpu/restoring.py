@@ -66,18 +66,18 @@ def idle_while_restoring(
 
 
 def starvation(
-    activity: Stretches, accounts: Sequence[Account], prefilling: Windows
+    activity: Stretches, accounts: Sequence[Account], restoring: Windows, prefilling: Windows
 ) -> Starvation | None:
     """How long a GPU idled while a restore was in flight; None without samples of its activity.
 
     Args:
         activity: share of time with a kernel running.
         accounts: the requests.
+        restoring: when a restore of theirs was in flight.
         prefilling: when at least one prefill ran.
     """
     if not len(activity):
         return None
-    restoring = in_flight(accounts)
     estimate, low, high = idle_while_restoring(activity, restoring, prefilling)
     covered_ns = int(activity.length_ns.sum())
     busy = np.clip(activity.value, 0, 1) * activity.length_ns

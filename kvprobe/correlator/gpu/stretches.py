@@ -104,6 +104,17 @@ def means_by_kind(
     )
 
 
+def scaled(value: Interval, factor: float) -> Interval:
+    """A mean in another unit, such as a share of a limit."""
+    return Interval(value.mid * factor, value.low * factor, value.high * factor, value.n)
+
+
+def within(share: Interval) -> Interval:
+    """A share that is not below 0 nor above 1."""
+    low, mid, high = (min(max(value, 0.0), 1.0) for value in (share.low, share.mid, share.high))
+    return Interval(mid, low, high, share.n)
+
+
 def in_blocks(values: Floats) -> Floats:
     """Sums over blocks of neighbouring samples, along the first axis; few have shorter blocks."""
     size = min(BLOCK, max(1, len(values) // 4))

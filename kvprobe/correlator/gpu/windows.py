@@ -7,7 +7,7 @@ import numpy as np
 from kvprobe.correlator.gpu.bound import judge
 from kvprobe.correlator.gpu.ledger import BoundWindow, Shares
 from kvprobe.correlator.gpu.restoring import idle_while_restoring
-from kvprobe.correlator.gpu.stretches import Stretches, Windows, stretches
+from kvprobe.correlator.gpu.stretches import Stretches, Windows, scaled, stretches, within
 from kvprobe.model import Frame, Interval
 
 SECOND_NS = 1_000_000_000
@@ -56,7 +56,9 @@ def bound_windows(
             for name, (samples, most) in columns.items()
         }
         if active is not None and active.mid > 0:
-            told |= {name: _scaled(told[name], 1 / active.mid) for name in ("hbm", "compute")}
+            for name in ("hbm", "compute"):
+                if (share := told[name]) is not None:
+                    told[name] = within(scaled(share, 1 / active.mid))
         shares = Shares(active, starved=_starved(mine, restoring, prefilling), **told)
         found.append(BoundWindow(low, high, judge(shares)[0], shares, len(mine)))
     return tuple(found)
@@ -73,13 +75,6 @@ def _mean(samples: Stretches, factor: float) -> Interval | None:
         return None
     value = min(float(np.average(samples.value, weights=samples.length_ns)) * factor, 1.0)
     return Interval(value, value, value, len(samples))
-
-
-def _scaled(share: Interval | None, factor: float) -> Interval | None:
-    if share is None:
-        return None
-    value = min(share.mid * factor, 1.0)
-    return Interval(value, value, value, share.n)
 
 
 def _starved(activity: Stretches, restoring: Windows, prefilling: Windows) -> Interval:
